@@ -1,3 +1,5 @@
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
 NAME       ?= reprise
