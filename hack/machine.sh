@@ -23,6 +23,13 @@ claim_slot() {
     die "no free slot in $REGISTRY"
 }
 
+# A directory that has outlived a reboot has a slot number, but no longer the slot.
+claimed_slot() {
+    local slot
+    slot=$(cat "$DIR/slot" 2>/dev/null) || return
+    [[ $(cat "$REGISTRY/slots/$slot" 2>/dev/null) == "$DIR" ]] && echo "$slot"
+}
+
 ports_free() { # SLOT
     local SLOT=$1 name
     for name in etcd etcd-peer apiserver kubelet kubelet-health; do

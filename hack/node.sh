@@ -124,8 +124,7 @@ down() {
     remove_cgroups # once more, for what was about to be made the first time
     remove_mounts
     remove_shared_files
-    if [[ -e $DIR/slot ]]; then
-        SLOT=$(cat "$DIR/slot")
+    if SLOT=$(claimed_slot); then
         remove_bridge
         with_lock "$REGISTRY_LOCK" release_slot
     fi
