@@ -140,12 +140,11 @@ impl Config {
 
     fn complete(given: Settings, surroundings: Surroundings) -> Result<Self, ConfigError> {
         let settings = given.clone();
-        let default_path = |path: &str| PathBuf::from(path);
         let default_endpoints = || DEFAULT_CRI_SOCKETS.map(CriEndpoint::at).into();
         Ok(Self {
             nri_socket: settings
                 .nri_socket
-                .unwrap_or_else(|| default_path("/var/run/nri/nri.sock")),
+                .unwrap_or_else(|| "/var/run/nri/nri.sock".into()),
             nri_index: settings.nri_index.unwrap_or_default(),
             cri_endpoints: settings
                 .cri_endpoint
@@ -155,12 +154,10 @@ impl Config {
                 .node_name
                 .or_else(|| surroundings.node_name.clone())
                 .ok_or(ConfigError::NoNodeName)?,
-            run_dir: settings
-                .run_dir
-                .unwrap_or_else(|| default_path("/run/reprise")),
+            run_dir: settings.run_dir.unwrap_or_else(|| "/run/reprise".into()),
             state_dir: settings
                 .state_dir
-                .unwrap_or_else(|| default_path("/var/lib/reprise")),
+                .unwrap_or_else(|| "/var/lib/reprise".into()),
             hook_path: settings
                 .hook_path
                 .or_else(|| surroundings.executable.clone())
