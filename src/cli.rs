@@ -39,7 +39,8 @@ pub enum Command {
     /// Run the plugin
     ///
     /// Connects to the container runtime over NRI and restarts pods until it is told to stop. It
-    /// is also what this executable does when the runtime starts it, as /opt/nri/plugins/10-reprise.
+    /// is also what this executable does when the runtime starts it, as
+    /// /opt/nri/plugins/10-reprise.
     ///
     /// Every flag can be set in the environment as REPRISE_<NAME> and in the config file under its
     /// long name; a flag goes before the environment, which goes before the file, which goes before
@@ -54,8 +55,8 @@ Example: with a config file that holds `log-level: debug`
 
     /// Validate the annotations of manifests and say what each exit does
     ///
-    /// Reads pods, and everything with a pod template in it (Deployment, StatefulSet, Job, CronJob,
-    /// JobSet, …), from YAML or JSON with any number of documents. For every container it says
+    /// Reads pods, and everything with a pod template in it (deployments, jobs, cron jobs, job
+    /// sets, …), from YAML or JSON with any number of documents. For every container it says
     /// which exit codes lead to what. Fails if any annotation is wrong, names a container that is
     /// not in the pod, or stands where it has no effect. It needs no cluster.
     #[command(after_long_help = "\

@@ -1,16 +1,17 @@
 //! The settings of `reprise run`: flags, then `REPRISE_<NAME>` in the environment, then the config
 //! file, then what NRI hands over, then defaults.
 
-use std::fmt;
+mod settings;
+mod values;
+
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
-use clap::{Args, ValueEnum};
-use serde::Deserialize;
+pub use settings::{RunArgs, Settings};
+pub use values::{BadValue, CriEndpoint, LogFormat, LogLevel, NriIndex};
 
-use crate::yaml::{self, YamlError};
+use crate::yaml::YamlError;
 
 const DEFAULT_FILE: &str = "/etc/reprise/config.yaml";
 const DEFAULT_CRI_SOCKETS: [&str; 2] = ["/run/containerd/containerd.sock", "/run/crio/crio.sock"];
@@ -48,138 +49,6 @@ pub enum ConfigError {
     NoNodeName,
 }
 
-/// The command line of `reprise run`.
-#[derive(Debug, Clone, Default, Args)]
-pub struct RunArgs {
-    /// Read settings from this YAML file; its keys are the long flags without dashes in front
-    /// [default: /etc/reprise/config.yaml, if it exists]
-    #[arg(
-        long,
-        value_name = "FILE",
-        env = "REPRISE_CONFIG",
-        hide_env_values = true
-    )]
-    pub config: Option<PathBuf>,
-    /// Settings given as flags or in the environment.
-    #[command(flatten)]
-    pub settings: Settings,
-}
-
-/// What one source (flags and environment, a file, NRI) sets; `None`: it leaves that to the next.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Args, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct Settings {
-    /// The runtime's NRI socket [default: /var/run/nri/nri.sock]
-    #[arg(
-        long,
-        value_name = "PATH",
-        env = "REPRISE_NRI_SOCKET",
-        hide_env_values = true
-    )]
-    pub nri_socket: Option<PathBuf>,
-    /// Two digits that order this plugin among others: later ones see what earlier ones adjusted
-    /// [default: 10]
-    #[arg(
-        long,
-        value_name = "NN",
-        env = "REPRISE_NRI_INDEX",
-        hide_env_values = true
-    )]
-    pub nri_index: Option<NriIndex>,
-    /// The runtime's CRI socket, as unix:///path [default: containerd's or CRI-O's, whichever
-    /// exists]
-    #[arg(
-        long,
-        value_name = "URI",
-        env = "REPRISE_CRI_ENDPOINT",
-        hide_env_values = true
-    )]
-    pub cri_endpoint: Option<CriEndpoint>,
-    /// How to reach the API server [default: as the pod that this runs in, else not at all]
-    #[arg(
-        long,
-        value_name = "PATH",
-        env = "REPRISE_KUBECONFIG",
-        hide_env_values = true
-    )]
-    pub kubeconfig: Option<PathBuf>,
-    /// The node's name in the cluster [default: $NODE_NAME, else the host's name]
-    #[arg(
-        long,
-        value_name = "NAME",
-        env = "REPRISE_NODE_NAME",
-        hide_env_values = true
-    )]
-    pub node_name: Option<String>,
-    /// Where the sockets are made; root's alone [default: /run/reprise]
-    #[arg(
-        long,
-        value_name = "DIR",
-        env = "REPRISE_RUN_DIR",
-        hide_env_values = true
-    )]
-    pub run_dir: Option<PathBuf>,
-    /// Where is kept what must outlive a restart of the plugin [default: /var/lib/reprise]
-    #[arg(
-        long,
-        value_name = "DIR",
-        env = "REPRISE_STATE_DIR",
-        hide_env_values = true
-    )]
-    pub state_dir: Option<PathBuf>,
-    /// This executable, as the container runtime sees it [default: as it sees itself]
-    #[arg(
-        long,
-        value_name = "PATH",
-        env = "REPRISE_HOOK_PATH",
-        hide_env_values = true
-    )]
-    pub hook_path: Option<PathBuf>,
-    /// How log lines are written [default: text]
-    #[arg(
-        long,
-        value_name = "FORMAT",
-        env = "REPRISE_LOG_FORMAT",
-        hide_env_values = true
-    )]
-    pub log_format: Option<LogFormat>,
-    /// The least important lines that are logged [default: info]
-    #[arg(
-        long,
-        value_name = "LEVEL",
-        env = "REPRISE_LOG_LEVEL",
-        hide_env_values = true
-    )]
-    pub log_level: Option<LogLevel>,
-}
-
-impl Settings {
-    fn parse(origin: &str, text: &str) -> Result<Self, ConfigError> {
-        // A file of nothing but comments is a file that sets nothing.
-        let settings: Option<Self> =
-            yaml::document(text).map_err(|error| ConfigError::Invalid {
-                origin: origin.to_owned(),
-                error,
-            })?;
-        Ok(settings.unwrap_or_default())
-    }
-
-    fn or(self, lower: Self) -> Self {
-        Self {
-            nri_socket: self.nri_socket.or(lower.nri_socket),
-            nri_index: self.nri_index.or(lower.nri_index),
-            cri_endpoint: self.cri_endpoint.or(lower.cri_endpoint),
-            kubeconfig: self.kubeconfig.or(lower.kubeconfig),
-            node_name: self.node_name.or(lower.node_name),
-            run_dir: self.run_dir.or(lower.run_dir),
-            state_dir: self.state_dir.or(lower.state_dir),
-            hook_path: self.hook_path.or(lower.hook_path),
-            log_format: self.log_format.or(lower.log_format),
-            log_level: self.log_level.or(lower.log_level),
-        }
-    }
-}
-
 /// What the machine says of itself where nobody set anything.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Surroundings {
@@ -191,6 +60,7 @@ pub struct Surroundings {
 
 impl Surroundings {
     /// Asks the machine.
+    #[must_use]
     pub fn read() -> Self {
         let named = std::env::var("NODE_NAME").ok();
         // The kubelet registers under the host's name in lower case (nodeutil.GetHostname).
@@ -270,16 +140,11 @@ impl Config {
 
     fn complete(given: Settings, surroundings: Surroundings) -> Result<Self, ConfigError> {
         let settings = given.clone();
-        let default_path = |path: &str| PathBuf::from(path);
-        let default_endpoints = || {
-            DEFAULT_CRI_SOCKETS
-                .map(|path| CriEndpoint(path.into()))
-                .into()
-        };
+        let default_endpoints = || DEFAULT_CRI_SOCKETS.map(CriEndpoint::at).into();
         Ok(Self {
             nri_socket: settings
                 .nri_socket
-                .unwrap_or_else(|| default_path("/var/run/nri/nri.sock")),
+                .unwrap_or_else(|| "/var/run/nri/nri.sock".into()),
             nri_index: settings.nri_index.unwrap_or_default(),
             cri_endpoints: settings
                 .cri_endpoint
@@ -289,12 +154,10 @@ impl Config {
                 .node_name
                 .or_else(|| surroundings.node_name.clone())
                 .ok_or(ConfigError::NoNodeName)?,
-            run_dir: settings
-                .run_dir
-                .unwrap_or_else(|| default_path("/run/reprise")),
+            run_dir: settings.run_dir.unwrap_or_else(|| "/run/reprise".into()),
             state_dir: settings
                 .state_dir
-                .unwrap_or_else(|| default_path("/var/lib/reprise")),
+                .unwrap_or_else(|| "/var/lib/reprise".into()),
             hook_path: settings
                 .hook_path
                 .or_else(|| surroundings.executable.clone())
@@ -313,135 +176,6 @@ fn read(path: &Path) -> Result<Settings, ConfigError> {
         source,
     })?;
     Settings::parse(&path.display().to_string(), &text)
-}
-
-/// Where the runtime serves the CRI: a unix socket with an absolute path.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
-pub struct CriEndpoint(PathBuf);
-
-impl CriEndpoint {
-    /// The path of the socket.
-    pub fn socket(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl FromStr for CriEndpoint {
-    type Err = BadValue;
-
-    fn from_str(text: &str) -> Result<Self, BadValue> {
-        let path = text.strip_prefix("unix://").unwrap_or(text);
-        if path.starts_with('/') {
-            Ok(Self(path.into()))
-        } else {
-            Err(BadValue::CriEndpoint)
-        }
-    }
-}
-
-impl fmt::Display for CriEndpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "unix://{}", self.0.display())
-    }
-}
-
-/// The place of a plugin among others: two digits, lower ones are asked first.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
-pub struct NriIndex(String);
-
-impl NriIndex {
-    /// The two digits.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl Default for NriIndex {
-    fn default() -> Self {
-        Self("10".to_owned())
-    }
-}
-
-impl FromStr for NriIndex {
-    type Err = BadValue;
-
-    fn from_str(text: &str) -> Result<Self, BadValue> {
-        let digits = text.len() == 2 && text.bytes().all(|byte| byte.is_ascii_digit());
-        if digits {
-            Ok(Self(text.to_owned()))
-        } else {
-            Err(BadValue::NriIndex)
-        }
-    }
-}
-
-/// A value that means nothing for its setting.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum BadValue {
-    /// Not a unix socket.
-    #[error("a CRI endpoint is unix:// and an absolute path, as in unix:///run/crio/crio.sock")]
-    CriEndpoint,
-    /// Not an index.
-    #[error("an NRI index is two digits, as in 10")]
-    NriIndex,
-}
-
-impl TryFrom<String> for CriEndpoint {
-    type Error = BadValue;
-
-    fn try_from(text: String) -> Result<Self, BadValue> {
-        text.parse()
-    }
-}
-
-impl TryFrom<String> for NriIndex {
-    type Error = BadValue;
-
-    fn try_from(text: String) -> Result<Self, BadValue> {
-        text.parse()
-    }
-}
-
-/// How log lines are written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LogFormat {
-    /// For people.
-    #[default]
-    Text,
-    /// One object a line.
-    Json,
-}
-
-/// The least important lines that are logged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LogLevel {
-    /// Only what failed.
-    Error,
-    /// And what may need a person.
-    Warn,
-    /// And one line for each decision.
-    #[default]
-    Info,
-    /// And what led to it.
-    Debug,
-    /// And every message of the runtime.
-    Trace,
-}
-
-impl From<LogLevel> for tracing::Level {
-    fn from(level: LogLevel) -> Self {
-        match level {
-            LogLevel::Error => Self::ERROR,
-            LogLevel::Warn => Self::WARN,
-            LogLevel::Info => Self::INFO,
-            LogLevel::Debug => Self::DEBUG,
-            LogLevel::Trace => Self::TRACE,
-        }
-    }
 }
 
 #[cfg(test)]
