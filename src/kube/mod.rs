@@ -1,1 +1,1 @@
-//! placeholder
+//! The API server: pods of this node, their events and conditions.
