@@ -80,7 +80,7 @@ fn log_to_stderr(config: &Config) {
     let lines = tracing_subscriber::fmt()
         .with_writer(io::stderr)
         .with_target(false)
-        .with_max_level(config.log_level.filter());
+        .with_max_level(tracing::Level::from(config.log_level));
     match config.log_format {
         LogFormat::Text => lines.with_ansi(false).init(),
         LogFormat::Json => lines.json().init(),
