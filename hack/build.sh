@@ -16,6 +16,10 @@ packages_missing() {
     done
 }
 
+ensure_packages() {
+    [[ -z $(packages_missing) ]] || with_lock "$CACHE/lock/packages" install_packages
+}
+
 install_packages() {
     local missing policy=/usr/sbin/policy-rc.d made=
     mapfile -t missing < <(packages_missing)
@@ -103,10 +107,11 @@ build_once() { # TARGET FUNCTION VERSION
     local target=$1 function=$2 version=$3 temp
     [[ -d $target ]] && return
     temp=$(mktemp -d "$CACHE/tmp.XXXXXX")
+    # shellcheck disable=SC2064 # the local is gone when the lock's subshell ends
+    trap "rm -rf '$temp'" EXIT
     mkdir -p "$temp/src" "$temp/bin" "$CACHE/bin"
     "$function" "$version" "$temp"
     mv -T "$temp/bin" "$target"
-    rm -rf "$temp"
 }
 
 ensure() { # TARGET FUNCTION VERSION
