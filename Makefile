@@ -10,7 +10,7 @@ CONTAINERD ?= 2.3.7
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-##@ A Kubernetes node on this machine (hack/README.md)
+# A Kubernetes node on this machine (hack/README.md)
 
 .PHONY: node-up
 node-up: ## Start a node: NAME=reprise K8S=1.36.3 CONTAINERD=2.3.7

@@ -5,8 +5,8 @@ readonly NRI_VERSION=0.12.0
 readonly CRI_API_VERSION=0.36.3
 readonly CONTAINERD_API_VERSION=1.11.1
 
-readonly DEBIAN_PACKAGES=(etcd-server runc containernetworking-plugins busybox-static iptables
-    conntrack iproute2 jq openssl curl)
+readonly DEBIAN_PACKAGES=(etcd-server runc containernetworking-plugins busybox-static iproute2
+    jq openssl curl)
 
 packages_missing() {
     local package
@@ -14,6 +14,10 @@ packages_missing() {
         [[ $(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null) == installed ]] ||
             echo "$package"
     done
+}
+
+ensure_packages() {
+    [[ -z $(packages_missing) ]] || with_lock "$CACHE/lock/packages" install_packages
 }
 
 install_packages() {
@@ -103,10 +107,11 @@ build_once() { # TARGET FUNCTION VERSION
     local target=$1 function=$2 version=$3 temp
     [[ -d $target ]] && return
     temp=$(mktemp -d "$CACHE/tmp.XXXXXX")
+    # shellcheck disable=SC2064 # the local is gone when the lock's subshell ends
+    trap "rm -rf '$temp'" EXIT
     mkdir -p "$temp/src" "$temp/bin" "$CACHE/bin"
     "$function" "$version" "$temp"
     mv -T "$temp/bin" "$target"
-    rm -rf "$temp"
 }
 
 ensure() { # TARGET FUNCTION VERSION

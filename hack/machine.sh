@@ -88,11 +88,13 @@ make_cgroups() {
     done
 }
 
-# A container made past the kubelet may have a cgroup elsewhere, which its bundle names.
+# A container made past the kubelet may have a cgroup elsewhere, which its bundle names. What is in
+# there gets killed, so it must be the container's alone: called after it.
 stray_cgroup_paths() {
     local bundles=("$DIR"/containerd/state/io.containerd.runtime.v2.task/*/*/config.json)
     [[ ! -e ${bundles[0]} ]] || jq -r --arg ours "$(cgroup)/" \
-        '.linux.cgroupsPath | strings | select(startswith($ours) | not)' "${bundles[@]}"
+        '("/" + (input_filename | split("/")[-2])) as $own | .linux.cgroupsPath | strings |
+            select(endswith($own) and (startswith($ours) | not))' "${bundles[@]}"
 }
 
 node_cgroups() { # all of the node's, children first
@@ -106,7 +108,8 @@ node_cgroups() { # all of the node's, children first
 }
 
 pids_in() { # CGROUP...
-    { cat "${@/%//cgroup.procs}" 2>/dev/null || true; } | sort -u
+    # 0 stands for a process of a foreign PID namespace, and in kill(1) for our own process group.
+    { cat "${@/%//cgroup.procs}" 2>/dev/null || true; } | sort -u | sed '/^0$/d'
 }
 
 # Kills what is in the node's cgroups, then removes them.
@@ -164,12 +167,22 @@ remove_runtimes() {
 }
 
 # The trailing slash keeps node "a" away from the mounts of node "ab".
+node_mounts() { # the innermost first
+    awk -v dir="$DIR/" 'index($5, dir) == 1 {print $5}' /proc/self/mountinfo | tac
+}
+
+# A mount that stayed would have its files deleted with the directory, a hostPath's among them.
 remove_mounts() {
-    local mount
-    awk -v dir="$DIR/" 'index($5, dir) == 1 {print $5}' /proc/self/mountinfo | tac |
-        while read -r mount; do
-            umount "$mount" 2>/dev/null || umount --lazy "$mount"
-        done
+    wait_for 30 "end of the mounts in $DIR" unmount_all
+}
+
+unmount_all() { # succeeds when nothing was left to unmount
+    local mounts mount
+    mapfile -t mounts < <(node_mounts)
+    for mount in "${mounts[@]}"; do
+        umount "$mount" || umount --lazy "$mount"
+    done
+    ((!${#mounts[@]}))
 }
 
 # Log links and CNI results in shared places: those that name our directory.

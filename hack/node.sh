@@ -68,8 +68,7 @@ parse_options() {
 }
 
 build() {
-    mkdir -p "$CACHE"
-    with_lock "$CACHE/lock/packages" install_packages
+    ensure_packages
     ensure_images
     ensure_containerd "$CONTAINERD"
     ensure_kubernetes "$K8S"
@@ -167,7 +166,8 @@ main() {
     *) usage >&2 && die "unknown command '$command'" ;;
     esac
     [[ $command == @(build|protos|list) ]] || (($#)) || die "$command needs the name of a node"
-    ((EUID == 0)) || die "must be root: it mounts, makes cgroups and bridges"
+    [[ $command == @(protos|list|env) ]] || ((EUID == 0)) ||
+        die "$command must be root: it installs, mounts, makes cgroups and bridges"
     case $command in
     build)
         parse_options "$@"
