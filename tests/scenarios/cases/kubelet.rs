@@ -1,0 +1,49 @@
+//! What the kubelet does by itself, with no plugin at all: the ground that the others stand on, and
+//! the proof that they can fail.
+
+use anyhow::{Result, bail, ensure};
+
+use crate::scenario::{Scenario, scenarios};
+use crate::shape::Shape;
+use crate::stage::Stage;
+
+pub(crate) fn scenarios() -> Vec<Scenario> {
+    scenarios![Shared:
+        kubelet_alone_fails_a_never_pod,
+        kubelet_alone_restarts_one_container_of_an_always_pod,
+        a_pod_that_does_not_restart_is_noticed,
+    ]
+}
+
+async fn kubelet_alone_fails_a_never_pod(stage: Stage) -> Result<()> {
+    let pod = stage
+        .running(Shape::never().init("fetch").regular("trainer"))
+        .await?;
+    pod.exit("trainer", 42).await?;
+    let now = pod.until_phase("Failed").await?;
+    ensure!(now.containers["trainer"].state == "exit 42 (Error)", "{now}");
+    Ok(())
+}
+
+async fn kubelet_alone_restarts_one_container_of_an_always_pod(stage: Stage) -> Result<()> {
+    let shape = Shape::always()
+        .init("fetch")
+        .sidecar("proxy")
+        .regular("trainer")
+        .regular("logger");
+    stage.running(shape).await?.restarts_alone("trainer", 42).await
+}
+
+async fn a_pod_that_does_not_restart_is_noticed(stage: Stage) -> Result<()> {
+    let shape = Shape::always().regular("trainer").regular("logger");
+    let pod = stage.running(shape).await?;
+    let Err(error) = pod.restarts_all("trainer", 42).await else {
+        bail!("a pod without rules is said to have restarted as a whole");
+    };
+    let text = format!("{error:#}");
+    ensure!(
+        text.contains("logger is still the old instance"),
+        "noticed for the wrong reason: {text}"
+    );
+    Ok(())
+}
