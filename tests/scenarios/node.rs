@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
-use tokio::process::Command;
+use tokio::task::spawn_blocking;
 
 use crate::runtime::Runtime;
 
@@ -77,10 +78,10 @@ impl Node {
     /// `hack/node.sh ACTION NAME COMPONENT`, for scenarios in which a part of the node ends.
     pub(crate) async fn script(&self, action: &str, component: &str) -> Result<()> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("hack/node.sh");
-        let output = Command::new(&script)
-            .args([action, &self.name, component])
-            .output()
-            .await
+        let mut command = Command::new(&script);
+        command.args([action, &self.name, component]);
+        let output = spawn_blocking(move || command.output())
+            .await?
             .with_context(|| format!("cannot run {}", script.display()))?;
         ensure!(
             output.status.success(),

@@ -29,6 +29,10 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(crate) list: bool,
 
+    /// The plugin's binary
+    #[arg(long, value_name = "FILE", env = "REPRISE_BIN", default_value = env!("CARGO_BIN_EXE_reprise"))]
+    pub(crate) plugin: std::path::PathBuf,
+
     /// Where to keep the plugin's log
     #[arg(long, value_name = "FILE", env = "REPRISE_PLUGIN_LOG")]
     pub(crate) plugin_log: Option<std::path::PathBuf>,

@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -11,14 +11,10 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 use tempfile::TempDir;
-use tokio::process::{Child, Command};
 use tokio::sync::Mutex;
-use tokio::time::timeout;
 
 use crate::node::Node;
 use crate::wait;
-
-pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_reprise");
 
 /// What the plugin logs once it is registered with the runtime and has seen all that runs there.
 const READY: &str = "ready";
@@ -46,6 +42,7 @@ struct Record {
 }
 
 pub(crate) struct Plugin {
+    pub(crate) binary: PathBuf,
     node: Arc<Node>,
     dir: TempDir,
     process: Mutex<Option<Child>>,
@@ -54,12 +51,13 @@ pub(crate) struct Plugin {
 }
 
 impl Plugin {
-    pub(crate) fn new(node: Arc<Node>) -> Result<Self> {
+    pub(crate) fn new(binary: PathBuf, node: Arc<Node>) -> Result<Self> {
         let dir = tempfile::Builder::new()
             .prefix("reprise-scenarios-")
             .tempdir()?;
         File::create(dir.path().join("plugin.log"))?;
         Ok(Self {
+            binary,
             node,
             dir,
             process: Mutex::new(None),
@@ -78,10 +76,24 @@ impl Plugin {
         let log = OpenOptions::new().append(true).open(self.log_file())?;
         let start = usize::try_from(log.metadata()?.len())?;
         self.log_start.store(start, Ordering::Relaxed);
-        let child = Command::new(BINARY)
+        let child = self
+            .command(self.dir.path(), &self.node.nri_socket)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .with_context(|| format!("cannot run {}", self.binary.display()))?;
+        *process = Some(child);
+        Ok(true)
+    }
+
+    /// `reprise run` for this node, with its directories in `dir`.
+    pub(crate) fn command(&self, dir: &Path, nri_socket: &Path) -> Command {
+        let mut command = Command::new(&self.binary);
+        command
             .arg("run")
             .arg("--nri-socket")
-            .arg(&self.node.nri_socket)
+            .arg(nri_socket)
             .arg("--cri-endpoint")
             .arg(&self.node.cri_endpoint)
             .arg("--kubeconfig")
@@ -89,19 +101,12 @@ impl Plugin {
             .arg("--node-name")
             .arg(&self.node.name)
             .arg("--run-dir")
-            .arg(self.dir.path().join("run"))
+            .arg(dir.join("run"))
             .arg("--state-dir")
-            .arg(self.dir.path().join("state"))
+            .arg(dir.join("state"))
             .arg("--hook-path")
-            .arg(BINARY)
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .kill_on_drop(true)
-            .spawn()
-            .with_context(|| format!("cannot run {BINARY}"))?;
-        *process = Some(child);
-        Ok(true)
+            .arg(&self.binary);
+        command
     }
 
     /// Waits until the plugin has said so often that it is ready, since its start. More than once
@@ -130,7 +135,8 @@ impl Plugin {
     /// SIGKILL, and the certainty that it is dead.
     pub(crate) async fn kill(&self) -> Result<()> {
         if let Some(mut child) = self.process.lock().await.take() {
-            child.kill().await?;
+            child.kill()?;
+            child.wait()?;
         }
         Ok(())
     }
@@ -140,15 +146,14 @@ impl Plugin {
         let Some(mut child) = self.process.lock().await.take() else {
             return Ok(());
         };
-        if let Some(pid) = child.id().and_then(|id| Pid::from_raw(id.cast_signed())) {
-            kill_process(pid, Signal::TERM)?;
-        }
-        let Ok(status) = timeout(TIME_TO_END, child.wait()).await else {
-            child.kill().await?;
-            bail!("the plugin did not end within {TIME_TO_END:?} of SIGTERM");
-        };
-        let status = status?;
-        ensure!(status.success(), "the plugin ended with {status} on SIGTERM");
+        kill_process(Pid::from_child(&child), Signal::TERM)?;
+        let status = wait::until_ended(&mut child, TIME_TO_END)
+            .await
+            .context("the plugin was sent SIGTERM")?;
+        ensure!(
+            status.success(),
+            "the plugin ended with {status} on SIGTERM"
+        );
         Ok(())
     }
 
@@ -210,5 +215,15 @@ impl Plugin {
     pub(crate) fn keep_log(&self, target: &Path) -> Result<()> {
         std::fs::copy(self.log_file(), target)?;
         Ok(())
+    }
+}
+
+impl Drop for Plugin {
+    fn drop(&mut self) {
+        if let Some(child) = self.process.get_mut() {
+            // It may have ended by itself, and nobody is left to hear of anything else.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
     }
 }

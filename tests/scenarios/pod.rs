@@ -22,7 +22,7 @@ use crate::shape::{Kind, Shape};
 use crate::wait::{self, PATIENCE};
 
 /// The kubelet's garbage collection removes what a deleted pod leaves in the runtime, once a minute.
-const COLLECTED: Duration = Duration::from_secs(180);
+const COLLECTED: Duration = Duration::from_mins(3);
 
 pub(crate) struct LivePod {
     pub(crate) shape: Shape,
@@ -95,13 +95,15 @@ impl LivePod {
     /// Waits until a container's state begins so: `running`, `exit 7`, `waiting`.
     pub(crate) async fn until_state(&self, name: &str, state: &str) -> Result<Snapshot> {
         self.recorder
-            .until(&format!("{name} is {state}"), PATIENCE, |snapshot| {
-                match snapshot.containers.get(name) {
+            .until(
+                &format!("{name} is {state}"),
+                PATIENCE,
+                |snapshot| match snapshot.containers.get(name) {
                     Some(seen) if seen.state.starts_with(state) => None,
                     Some(seen) => Some(format!("{name} is {}", seen.state)),
                     None => Some(format!("{name} has no status")),
-                }
-            })
+                },
+            )
             .await
     }
 
@@ -196,7 +198,11 @@ impl LivePod {
             let containers = self.containers().await?;
             let placeholders = containers.iter().any(Container::is_placeholder);
             let created = containers.iter().any(|c| c.state() == State::Created);
-            let mut lasting = self.shape.containers.iter().filter(|c| c.kind != Kind::Init);
+            let mut lasting = self
+                .shape
+                .containers
+                .iter()
+                .filter(|c| c.kind != Kind::Init);
             let one_each = lasting.all(|wanted| {
                 let running = containers
                     .iter()
@@ -274,9 +280,9 @@ impl LivePod {
         lines.push(indented(evidence.map_err(Into::into)));
         lines.push("  plugin's log:".to_owned());
         let log = self.plugin.log_lines(&self.name);
-        lines.push(indented(log.map(|log| {
-            log[log.len().saturating_sub(40)..].join("\n")
-        })));
+        lines.push(indented(
+            log.map(|log| log[log.len().saturating_sub(40)..].join("\n")),
+        ));
         lines.join("\n")
     }
 }

@@ -310,7 +310,9 @@ impl LivePod {
             })
             .await?;
         self.recorder
-            .stays_for(TWO_RELISTS, |now| self.not_running(now).or_else(|| wrong(now)))
+            .stays_for(TWO_RELISTS, |now| {
+                self.not_running(now).or_else(|| wrong(now))
+            })
             .await
             .context("it ran, but it did not last")?;
         self.is_the_same_pod(before).await?;

@@ -17,7 +17,7 @@ use crate::scenario::{Company, Scenario};
 use crate::stage::Stage;
 
 /// For a scenario's own steps; each wait in it has a shorter limit of its own.
-const LIMIT: Duration = Duration::from_secs(240);
+const LIMIT: Duration = Duration::from_mins(4);
 
 #[derive(Default)]
 pub(crate) struct Tally {
@@ -32,7 +32,7 @@ impl Tally {
         self.failed.values().sum()
     }
 
-    fn note(&mut self, outcome: &Outcome) {
+    fn take(&mut self, outcome: &Outcome) {
         match &outcome.result {
             Ok(()) => self.passed += 1,
             Err(_) => *self.failed.entry(outcome.name.clone()).or_default() += 1,
@@ -70,7 +70,7 @@ pub(crate) struct Runner {
 impl Runner {
     pub(crate) fn new(node: Arc<Node>, options: &Options) -> Result<Self> {
         Ok(Self {
-            plugin: Arc::new(Plugin::new(Arc::clone(&node))?),
+            plugin: Arc::new(Plugin::new(options.plugin.clone(), Arc::clone(&node))?),
             node,
             with_plugin: !options.without_plugin,
             jobs: Arc::new(Semaphore::new(options.jobs.max(1))),
@@ -99,7 +99,7 @@ impl Runner {
                 });
             }
             while let Some(outcome) = playing.join_next().await {
-                tally.take(outcome?);
+                tally.take(&outcome?);
             }
             for scenario in with(scenarios, Company::Alone) {
                 self.plugin_must_run().await?;
@@ -107,11 +107,11 @@ impl Runner {
                 let outcome = play(scenario, &stage).await;
                 playing.spawn(async move { aftermath(outcome, &stage).await });
                 while let Some(outcome) = playing.try_join_next() {
-                    tally.take(outcome?);
+                    tally.take(&outcome?);
                 }
             }
             while let Some(outcome) = playing.join_next().await {
-                tally.take(outcome?);
+                tally.take(&outcome?);
             }
         }
         let end = Outcome {
@@ -121,7 +121,8 @@ impl Runner {
             report: String::new(),
         };
         if self.with_plugin {
-            tally.take(end);
+            end.print();
+            tally.take(&end);
         }
         if let Some(target) = &options.plugin_log {
             self.plugin.keep_log(target)?;
@@ -151,13 +152,6 @@ impl Runner {
     }
 }
 
-impl Tally {
-    fn take(&mut self, outcome: Outcome) {
-        outcome.print();
-        self.note(&outcome);
-    }
-}
-
 fn with(scenarios: &[Scenario], company: Company) -> impl Iterator<Item = &Scenario> {
     scenarios
         .iter()
@@ -182,20 +176,28 @@ async fn play(scenario: &Scenario, stage: &Stage) -> Outcome {
         Err(_) => stage.report().await,
     };
     let deleted = stage.delete_pods().await;
-    Outcome {
+    let outcome = Outcome {
         name: scenario.name.clone(),
         took: began.elapsed(),
         result: both(result, deleted),
         report,
-    }
+    };
+    outcome.print();
+    outcome
 }
 
+/// Comes up to a minute after the scenario's own steps, which have been told of by then.
 async fn aftermath(mut outcome: Outcome, stage: &Stage) -> Outcome {
-    let left = stage.until_nothing_is_left().await;
-    if outcome.result.is_ok() && left.is_err() {
-        outcome.report = stage.report().await;
+    if let Err(error) = stage.until_nothing_is_left().await {
+        let late = Outcome {
+            name: outcome.name.clone(),
+            took: outcome.took,
+            result: Err(error.context("its pods were deleted, but not without a trace")),
+            report: stage.report().await,
+        };
+        late.print();
+        outcome.result = both(outcome.result, late.result);
     }
-    outcome.result = both(outcome.result, left);
     outcome
 }
 

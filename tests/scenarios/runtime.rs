@@ -78,7 +78,9 @@ impl Container {
     }
 
     pub(crate) fn attempt(&self) -> u32 {
-        self.metadata.as_ref().map_or(0, |metadata| metadata.attempt)
+        self.metadata
+            .as_ref()
+            .map_or(0, |metadata| metadata.attempt)
     }
 
     pub(crate) fn is_placeholder(&self) -> bool {

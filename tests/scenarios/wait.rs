@@ -1,7 +1,8 @@
 //! Waiting on conditions that nobody announces. Those that the API announces are awaited on the
 //! pod's watch instead (`recorder`).
 
-use std::future::Future;
+use std::future::{Future, ready};
+use std::process::{Child, ExitStatus};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
@@ -26,9 +27,29 @@ where
         match look().await? {
             Ok(value) => return Ok(value),
             Err(seen) if Instant::now() >= deadline => {
-                bail!("not within {} s: {what}; instead: {seen}", patience.as_secs())
+                bail!(
+                    "not within {} s: {what}; instead: {seen}",
+                    patience.as_secs()
+                )
             }
             Err(_) => sleep(POLL).await,
         }
     }
+}
+
+/// Waits until a process ends, and kills it when patience does.
+pub(crate) async fn until_ended(child: &mut Child, patience: Duration) -> Result<ExitStatus> {
+    let ended = until("the process ends by itself", patience, || {
+        let status = child.try_wait();
+        ready(match status {
+            Ok(status) => Ok(status.ok_or_else(|| "it runs".to_owned())),
+            Err(error) => Err(error.into()),
+        })
+    })
+    .await;
+    if ended.is_err() {
+        child.kill()?;
+        child.wait()?;
+    }
+    ended
 }

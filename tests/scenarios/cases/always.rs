@@ -20,7 +20,11 @@ async fn always_pod_of_two_containers_restarts(stage: Stage) -> Result<()> {
         .regular("trainer")
         .regular("logger")
         .restarts_all("trainer", 42);
-    stage.running(shape).await?.restarts_all("trainer", 42).await
+    stage
+        .running(shape)
+        .await?
+        .restarts_all("trainer", 42)
+        .await
 }
 
 async fn always_pod_with_inits_and_sidecar_starts_in_spec_order(stage: Stage) -> Result<()> {
@@ -31,7 +35,11 @@ async fn always_pod_with_inits_and_sidecar_starts_in_spec_order(stage: Stage) ->
         .regular("trainer")
         .regular("logger")
         .restarts_all("trainer", 42);
-    stage.running(shape).await?.restarts_all("trainer", 42).await
+    stage
+        .running(shape)
+        .await?
+        .restarts_all("trainer", 42)
+        .await
 }
 
 async fn always_pod_restarts_when_a_sidecar_says_so(stage: Stage) -> Result<()> {

@@ -1,10 +1,11 @@
 //! Annotations that mean nothing: the pod runs as without the plugin, and its owner is told once.
 
+use std::process::Stdio;
+
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
 use crate::pod::LivePod;
-use crate::plugin::BINARY;
 use crate::scenario::{Scenario, scenarios};
 use crate::shape::{Shape, restart_all_on, rule};
 use crate::stage::Stage;
@@ -35,7 +36,10 @@ async fn is_reported(stage: &Stage, key: &str, value: &str, needles: &[&str]) ->
     }
     pod.exit("trainer", 42).await?;
     let now = pod.until_phase("Failed").await?;
-    ensure!(now.containers["trainer"].state == "exit 42 (Error)", "{now}");
+    ensure!(
+        now.containers["trainer"].state == "exit 42 (Error)",
+        "{now}"
+    );
     // Now that the pod is over, nothing more can come.
     the_one_warning(&pod).await?;
     let lines: Vec<String> = stage
@@ -72,7 +76,10 @@ async fn annotation_that_cannot_be_read_is_reported(stage: Stage) -> Result<()> 
 }
 
 async fn unknown_action_is_reported(stage: Stage) -> Result<()> {
-    let rules = json!([restart_all_on(&[41]), rule("RestartEverything", "In", &[42])]);
+    let rules = json!([
+        restart_all_on(&[41]),
+        rule("RestartEverything", "In", &[42])
+    ]);
     rules_are_reported(&stage, &rules, &["RestartEverything"]).await
 }
 
@@ -102,23 +109,14 @@ async fn rules_for_a_container_that_is_not_in_the_pod_are_reported(stage: Stage)
 async fn socket_that_is_missing_is_said_to_be(stage: Stage) -> Result<()> {
     let dir = tempfile::tempdir()?;
     let socket = dir.path().join("nri.sock");
-    let plugin = tokio::process::Command::new(BINARY)
-        .arg("run")
-        .arg("--nri-socket")
-        .arg(&socket)
-        .arg("--cri-endpoint")
-        .arg(&stage.node.cri_endpoint)
-        .arg("--kubeconfig")
-        .arg(&stage.node.plugin_kubeconfig)
-        .arg("--node-name")
-        .arg(&stage.node.name)
-        .arg("--run-dir")
-        .arg(dir.path().join("run"))
-        .arg("--state-dir")
-        .arg(dir.path().join("state"))
-        .kill_on_drop(true)
-        .output();
-    let output = tokio::time::timeout(PATIENCE, plugin).await??;
+    let mut plugin = stage
+        .plugin
+        .command(dir.path(), &socket)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    wait::until_ended(&mut plugin, PATIENCE).await?;
+    let output = plugin.wait_with_output()?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(
         output.status.code() == Some(1),

@@ -21,7 +21,10 @@ async fn kubelet_alone_fails_a_never_pod(stage: Stage) -> Result<()> {
         .await?;
     pod.exit("trainer", 42).await?;
     let now = pod.until_phase("Failed").await?;
-    ensure!(now.containers["trainer"].state == "exit 42 (Error)", "{now}");
+    ensure!(
+        now.containers["trainer"].state == "exit 42 (Error)",
+        "{now}"
+    );
     Ok(())
 }
 
@@ -31,7 +34,11 @@ async fn kubelet_alone_restarts_one_container_of_an_always_pod(stage: Stage) -> 
         .sidecar("proxy")
         .regular("trainer")
         .regular("logger");
-    stage.running(shape).await?.restarts_alone("trainer", 42).await
+    stage
+        .running(shape)
+        .await?
+        .restarts_alone("trainer", 42)
+        .await
 }
 
 async fn a_pod_that_does_not_restart_is_noticed(stage: Stage) -> Result<()> {

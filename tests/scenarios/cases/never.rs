@@ -22,8 +22,14 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
 }
 
 async fn never_pod_of_one_container_restarts(stage: Stage) -> Result<()> {
-    let shape = Shape::never().regular("trainer").restarts_all("trainer", 42);
-    stage.running(shape).await?.restarts_all("trainer", 42).await
+    let shape = Shape::never()
+        .regular("trainer")
+        .restarts_all("trainer", 42);
+    stage
+        .running(shape)
+        .await?
+        .restarts_all("trainer", 42)
+        .await
 }
 
 async fn never_pod_of_three_containers_restarts(stage: Stage) -> Result<()> {
@@ -32,7 +38,11 @@ async fn never_pod_of_three_containers_restarts(stage: Stage) -> Result<()> {
         .regular("logger")
         .regular("server")
         .restarts_all("trainer", 42);
-    stage.running(shape).await?.restarts_all("trainer", 42).await
+    stage
+        .running(shape)
+        .await?
+        .restarts_all("trainer", 42)
+        .await
 }
 
 async fn never_pod_with_inits_runs_them_again_in_order(stage: Stage) -> Result<()> {
@@ -42,7 +52,11 @@ async fn never_pod_with_inits_runs_them_again_in_order(stage: Stage) -> Result<(
         .regular("trainer")
         .regular("logger")
         .restarts_all("trainer", 42);
-    stage.running(shape).await?.restarts_all("trainer", 42).await
+    stage
+        .running(shape)
+        .await?
+        .restarts_all("trainer", 42)
+        .await
 }
 
 async fn never_pod_with_a_sidecar_restarts_it_too(stage: Stage) -> Result<()> {
@@ -51,7 +65,11 @@ async fn never_pod_with_a_sidecar_restarts_it_too(stage: Stage) -> Result<()> {
         .regular("trainer")
         .regular("logger")
         .restarts_all("trainer", 42);
-    stage.running(shape).await?.restarts_all("trainer", 42).await
+    stage
+        .running(shape)
+        .await?
+        .restarts_all("trainer", 42)
+        .await
 }
 
 async fn never_pod_with_init_and_sidecar_starts_in_spec_order(stage: Stage) -> Result<()> {
@@ -60,7 +78,11 @@ async fn never_pod_with_init_and_sidecar_starts_in_spec_order(stage: Stage) -> R
         .sidecar("proxy")
         .regular("trainer")
         .restarts_all("trainer", 42);
-    stage.running(shape).await?.restarts_all("trainer", 42).await
+    stage
+        .running(shape)
+        .await?
+        .restarts_all("trainer", 42)
+        .await
 }
 
 async fn never_pod_restarts_when_an_init_container_says_so(stage: Stage) -> Result<()> {
@@ -119,5 +141,9 @@ async fn containers_that_ignore_sigterm_hold_up_nothing(stage: Stage) -> Result<
         .ignoring_term()
         .grace_period_seconds(3600)
         .restarts_all("trainer", 42);
-    stage.running(shape).await?.restarts_all("trainer", 42).await
+    stage
+        .running(shape)
+        .await?
+        .restarts_all("trainer", 42)
+        .await
 }

@@ -18,7 +18,11 @@ async fn on_failure_pod_restarts_after_a_failure(stage: Stage) -> Result<()> {
         .regular("trainer")
         .regular("logger")
         .restarts_all("trainer", 42);
-    stage.running(shape).await?.restarts_all("trainer", 42).await
+    stage
+        .running(shape)
+        .await?
+        .restarts_all("trainer", 42)
+        .await
 }
 
 async fn on_failure_pod_restarts_after_an_exit_with_0(stage: Stage) -> Result<()> {

@@ -17,21 +17,31 @@ use crate::wait::PATIENCE;
 /// A phase may be over before it is seen, or between the look and the kill.
 const TRIES: usize = 4;
 
+/// What it is called, what it is, and the phases that its restart goes through.
+type Pod = (&'static str, fn() -> Shape, &'static [Phase]);
+
 pub(crate) fn scenarios() -> Vec<Scenario> {
     use Phase::{Clear, Down, Shielded, Up};
-    let pods: [(&str, fn() -> Shape, &[Phase]); 3] = [
+    let pods: [Pod; 3] = [
         ("never_pod", never, &[Down, Up]),
         (
             "never_pod_with_inits",
             never_with_inits,
             &[Down, Shielded, Clear, Up],
         ),
-        ("always_pod_with_inits", always_with_inits, &[Down, Clear, Up]),
+        (
+            "always_pod_with_inits",
+            always_with_inits,
+            &[Down, Clear, Up],
+        ),
     ];
     let mut scenarios = Vec::new();
     for (pod, shape, phases) in pods {
         for &phase in phases {
-            for (when, away) in [("at_once", Duration::ZERO), ("after_1s", Duration::from_secs(1))] {
+            for (when, away) in [
+                ("at_once", Duration::ZERO),
+                ("after_1s", Duration::from_secs(1)),
+            ] {
                 let name = format!(
                     "{pod}_survives_a_kill_while_{}_and_a_start_{when}",
                     format!("{phase:?}").to_lowercase()

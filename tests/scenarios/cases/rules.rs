@@ -33,7 +33,10 @@ async fn is_as_without_rules(stage: Stage, shape: Shape, exits: &[(&str, i32)]) 
                 .until(
                     "the exit is published",
                     crate::wait::PATIENCE,
-                    |now| match (now.containers.get(*container), before.containers.get(*container)) {
+                    |now| match (
+                        now.containers.get(*container),
+                        before.containers.get(*container),
+                    ) {
                         (Some(now), Some(then)) if now.state != then.state || now.id != then.id => {
                             None
                         }
@@ -162,7 +165,11 @@ async fn rules_may_be_yaml_in_the_form_of_the_kep(stage: Stage) -> Result<()> {
         .regular("trainer")
         .regular("logger")
         .annotation("restart-rules.reprise.dev/container.trainer", yaml);
-    stage.running(shape).await?.restarts_all("trainer", 42).await
+    stage
+        .running(shape)
+        .await?
+        .restarts_all("trainer", 42)
+        .await
 }
 
 async fn twenty_rules_of_255_values_are_not_too_many(stage: Stage) -> Result<()> {
@@ -173,5 +180,9 @@ async fn twenty_rules_of_255_values_are_not_too_many(stage: Stage) -> Result<()>
         .regular("trainer")
         .regular("logger")
         .rules("trainer", &json!(rules));
-    stage.running(shape).await?.restarts_all("trainer", 42).await
+    stage
+        .running(shape)
+        .await?
+        .restarts_all("trainer", 42)
+        .await
 }

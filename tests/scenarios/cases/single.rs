@@ -21,7 +21,11 @@ async fn never_pod_restarts_one_container_and_leaves_the_others_alone(stage: Sta
         .regular("trainer")
         .regular("logger")
         .rules("trainer", &json!([rule("Restart", "In", &[42])]));
-    stage.running(shape).await?.restarts_alone("trainer", 42).await
+    stage
+        .running(shape)
+        .await?
+        .restarts_alone("trainer", 42)
+        .await
 }
 
 async fn never_pod_restarts_its_only_container_alone(stage: Stage) -> Result<()> {
@@ -29,5 +33,9 @@ async fn never_pod_restarts_its_only_container_alone(stage: Stage) -> Result<()>
         .init("fetch")
         .regular("trainer")
         .rules("trainer", &json!([rule("Restart", "In", &[42])]));
-    stage.running(shape).await?.restarts_alone("trainer", 42).await
+    stage
+        .running(shape)
+        .await?
+        .restarts_alone("trainer", 42)
+        .await
 }

@@ -2,7 +2,6 @@
 
 use anyhow::{Result, ensure};
 
-use crate::plugin::BINARY;
 use crate::scenario::{Scenario, scenarios};
 use crate::shape::Shape;
 use crate::stage::Stage;
@@ -38,8 +37,12 @@ async fn pod_with_rules_gets_one_hook_a_container(stage: Stage) -> Result<()> {
     let pod = stage
         .running(three_kinds().restarts_all("trainer", 42))
         .await?;
+    let binary = stage.plugin.binary.to_string_lossy();
     for (container, hooks) in pod.hooks().await? {
-        ensure!(hooks == [BINARY], "{container} has hooks: {hooks:?}");
+        ensure!(
+            hooks == [binary.as_ref()],
+            "{container} has hooks: {hooks:?}"
+        );
     }
     Ok(())
 }
