@@ -6,7 +6,7 @@ readonly CRI_API_VERSION=0.36.3
 readonly CONTAINERD_API_VERSION=1.11.1
 
 readonly DEBIAN_PACKAGES=(etcd-server runc containernetworking-plugins busybox-static iptables
-    conntrack iproute2 jq openssl)
+    conntrack iproute2 jq openssl curl)
 
 packages_missing() {
     local package

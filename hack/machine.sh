@@ -23,6 +23,13 @@ claim_slot() {
     die "no free slot in $REGISTRY"
 }
 
+# A directory that has outlived a reboot has a slot number, but no longer the slot.
+claimed_slot() {
+    local slot
+    slot=$(cat "$DIR/slot" 2>/dev/null) || return
+    [[ $(cat "$REGISTRY/slots/$slot" 2>/dev/null) == "$DIR" ]] && echo "$slot"
+}
+
 ports_free() { # SLOT
     local SLOT=$1 name
     for name in etcd etcd-peer apiserver kubelet kubelet-health; do
@@ -43,7 +50,8 @@ release_slot() {
 remove_shared_dirs() {
     local dir
     for dir in /var/lib/kubelet/device-plugins /var/lib/kubelet /var/lib/cni/results /var/lib/cni \
-        /var/log/containers /run/containerd/s /run/containerd/fifo /run/containerd; do
+        /var/log/containers /run/containerd/s /run/containerd/fifo /run/containerd \
+        /sys/fs/cgroup/*/k8s.io; do
         [[ $dir != */device-plugins ]] || rm -f "$dir"/{kubelet.sock,DEPRECATION}
         rmdir "$dir" 2>/dev/null || true
     done
@@ -80,32 +88,32 @@ make_cgroups() {
     done
 }
 
+# A container made past the kubelet may have a cgroup elsewhere, which its bundle names.
+stray_cgroup_paths() {
+    local bundles=("$DIR"/containerd/state/io.containerd.runtime.v2.task/*/*/config.json)
+    [[ ! -e ${bundles[0]} ]] || jq -r --arg ours "$(cgroup)/" \
+        '.linux.cgroupsPath | strings | select(startswith($ours) | not)' "${bundles[@]}"
+}
+
 node_cgroups() { # all of the node's, children first
-    local mount
+    local mount path paths
+    mapfile -t paths < <(cgroup && stray_cgroup_paths)
     { cgroup_v1_mounts && cgroup_v2_mount; } | while read -r mount; do
-        [[ ! -d $mount$(cgroup) ]] || find "$mount$(cgroup)" -depth -type d
+        for path in "${paths[@]}"; do
+            [[ ! -d $mount$path ]] || find "$mount$path" -depth -type d
+        done
     done
 }
 
-# Containers made past the kubelet sit in a cgroup of their own, which runc has written down.
-stray_cgroups() {
-    local state
-    for state in "$DIR"/runc/*/*/state.json; do
-        [[ ! -e $state ]] || jq -r '.cgroup_paths | values[]' "$state"
-    done | sort -u
-}
-
 pids_in() { # CGROUP...
-    local group
-    for group in "$@"; do
-        cat "$group/cgroup.procs" 2>/dev/null || true
-    done | sort -u
+    { cat "${@/%//cgroup.procs}" 2>/dev/null || true; } | sort -u
 }
 
 # Kills what is in the node's cgroups, then removes them.
 remove_cgroups() {
     local groups
-    mapfile -t groups < <(stray_cgroups && node_cgroups)
+    mapfile -t groups < <(node_cgroups)
+    ((${#groups[@]})) || return 0
     wait_for 30 "end of the containers' processes" kill_all_in "${groups[@]}"
     wait_for 10 "removal of the cgroups" remove_dirs "${groups[@]}"
 }
@@ -120,36 +128,38 @@ kill_all_in() { # CGROUP...; succeeds when nothing was left to kill
 
 remove_dirs() { # DIR...
     local dir
-    for dir in "$@"; do
-        [[ ! -d $dir ]] || rmdir "$dir" 2>/dev/null || true
-    done
+    rmdir "$@" 2>/dev/null || true
     for dir in "$@"; do
         [[ ! -d $dir ]] || return
     done
 }
 
-# The shims outlive containerd by design. They are ours if they serve our socket.
-shim_pids() {
+# The shims outlive containerd by design, and a runc may be at work for one of them. They are ours
+# if they serve our socket or keep their state in our directory.
+runtime_pids() {
     local process args
     for process in /proc/[0-9]*; do
         # A process may end between the listing and the look.
         mapfile -d '' -t args 2>/dev/null <"$process/cmdline" || continue
-        [[ ${args[0]:-} == *containerd-shim-runc-v2 && " ${args[*]} " == *" $DIR/containerd.sock "* ]] ||
-            continue
-        echo "${process#/proc/}"
+        ((${#args[@]})) || continue
+        case "${args[0]##*/} ${args[*]} " in
+        "containerd-shim-runc-v2 "*" $DIR/containerd.sock "* | "runc "*" $DIR/runc/"*)
+            echo "${process#/proc/}"
+            ;;
+        esac
     done
 }
 
-no_shims() { [[ -z $(shim_pids) ]]; }
+no_runtimes() { [[ -z $(runtime_pids) ]]; }
 
-remove_shims() {
+remove_runtimes() {
     local pid sockets
     mapfile -t sockets < <(grep -rhoE '/run/containerd/s/[0-9a-f]+' \
         "$DIR/containerd/state/io.containerd.runtime.v2.task" 2>/dev/null)
-    for pid in $(shim_pids); do
+    for pid in $(runtime_pids); do
         kill -KILL "$pid" 2>/dev/null || true
     done
-    wait_for 30 "end of the shims" no_shims
+    wait_for 30 "end of the shims" no_runtimes
     ((!${#sockets[@]})) || rm -f "${sockets[@]}"
 }
 
@@ -162,11 +172,13 @@ remove_mounts() {
         done
 }
 
-# Links and CNI results in shared places, by what they point to or are called.
+# Log links and CNI results in shared places: those that name our directory.
 remove_shared_files() {
-    local link
+    local link file
     for link in /var/log/containers/*; do
         [[ $(readlink "$link") != "$DIR"/* ]] || rm -f "$link"
     done
-    rm -f "/var/lib/cni/results/reprise-$NODE"-*
+    for file in /var/lib/cni/results/*; do
+        ! grep -qsF "$DIR/" "$file" || rm -f "$file"
+    done
 }

@@ -120,11 +120,11 @@ down() {
         end_component KILL "$component"
     done
     remove_cgroups
-    remove_shims
+    remove_runtimes
+    remove_cgroups # once more, for what was about to be made the first time
     remove_mounts
     remove_shared_files
-    if [[ -e $DIR/slot ]]; then
-        SLOT=$(cat "$DIR/slot")
+    if SLOT=$(claimed_slot); then
         remove_bridge
         with_lock "$REGISTRY_LOCK" release_slot
     fi
@@ -197,4 +197,6 @@ main() {
     esac
 }
 
-main "$@"
+# Bash reads a script as it goes; it must not go on after a build of minutes in which this file has
+# changed.
+main "$@"; exit

@@ -85,5 +85,15 @@ kubectl() { "$(k8s_bin "$K8S")/kubectl" --kubeconfig="$DIR/admin.kubeconfig" "$@
 ctr() { "$(containerd_bin "$CONTAINERD")/ctr" -a "$DIR/containerd.sock" "$@"; }
 
 api_ready() { kubectl get --raw /readyz && kubectl get namespace default; }
-cri_ready() { [[ $(ctr plugins ls | awk '$1 == "io.containerd.grpc.v1" && $2 == "cri" {print $NF}') == ok ]]; }
+
+# The CRI's Version call with an empty message. The socket is there, and ctr content, before the CRI
+# plugin is; a kubelet that comes too early gives up ("server is not initialized yet").
+cri_ready() {
+    local answer
+    answer=$(printf '\0\0\0\0\0' | curl -sS --max-time 5 --http2-prior-knowledge \
+        --unix-socket "$DIR/containerd.sock" -H 'content-type: application/grpc' -H 'te: trailers' \
+        --data-binary @- http://cri/runtime.v1.RuntimeService/Version | tr -d '\0')
+    [[ $answer == *containerd* ]]
+}
+
 node_ready() { [[ $(kubectl get node "$NODE" -o "jsonpath={.status.conditions[?(@.type=='Ready')].status}") == True ]]; }

@@ -71,6 +71,17 @@ impl fmt::Display for PodKey {
     }
 }
 
+/// One life of a pod on this node.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PodIdentity {
+    /// The sandbox that all its containers share.
+    pub sandbox: SandboxId,
+    /// Its UID.
+    pub uid: PodUid,
+    /// Its place in the API.
+    pub key: PodKey,
+}
+
 /// What a container's first process exited with: 0-255, 128 + the signal's number when it was killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -79,6 +90,8 @@ pub struct ExitCode(pub i32);
 impl ExitCode {
     /// The code of success.
     pub const SUCCESS: Self = Self(0);
+    /// Of an exit whose code nobody kept: no code that a process can exit with.
+    pub const UNKNOWN: Self = Self(-1);
 }
 
 impl fmt::Display for ExitCode {

@@ -2,3 +2,5 @@
 
 pub mod cri;
 pub mod nri;
+pub mod policy;
+pub mod yaml;

@@ -116,7 +116,7 @@ enum OldState {
 enum NewState {
     None,
     Running(ContainerId),
-    Ended(Option<ExitCode>),
+    Ended(ContainerId, Option<ExitCode>),
 }
 
 #[derive(Debug)]
@@ -201,8 +201,8 @@ impl Machine {
             machine.add_placeholder(&name, id);
         }
         let mut effects = vec![Effect::Save];
-        effects.extend(machine.shields_wanted());
         effects.extend(machine.kills());
+        effects.extend(machine.shields_wanted());
         effects.extend(machine.advance(now));
         (machine, effects)
     }
@@ -238,8 +238,8 @@ impl Machine {
             effects.push(Effect::Release(machine.olds()));
         }
         if machine.phase == Phase::Down {
-            effects.extend(machine.shields_wanted());
             effects.extend(machine.kills());
+            effects.extend(machine.shields_wanted());
         }
         if machine.phase == Phase::Clear {
             effects.extend(machine.removals());
@@ -528,7 +528,8 @@ impl Machine {
             .members
             .iter()
             .zip(&self.progress)
-            .filter(|(member, _)| member.old.is_some())
+            // What is gone cannot be copied, and shows nothing that a shield could hide.
+            .filter(|(_, progress)| !matches!(progress.old, None | Some(OldState::Gone)))
             .all(|(member, progress)| {
                 progress.placeholders.len() >= usize::from(member.placeholders)
             })
@@ -588,7 +589,7 @@ impl Machine {
             NewState::None => false,
             NewState::Running(_) => kind == ContainerKind::Sidecar,
             // Without a code the kubelet is believed: it goes on only after a success.
-            NewState::Ended(code) => {
+            NewState::Ended(_, code) => {
                 kind == ContainerKind::Sidecar || code.is_none_or(|code| code == ExitCode::SUCCESS)
             }
         }
@@ -615,7 +616,7 @@ impl Machine {
                 .iter()
                 .zip(&self.progress)
                 .any(|(member, progress)| {
-                    let failed = matches!(progress.new, NewState::Ended(Some(code)) if code != ExitCode::SUCCESS);
+                    let failed = matches!(progress.new, NewState::Ended(_, Some(code)) if code != ExitCode::SUCCESS);
                     member.kind == ContainerKind::Init && failed
                 });
         if init_failed {
@@ -676,8 +677,14 @@ impl Machine {
             return;
         }
         for progress in &mut self.progress {
-            if progress.new == NewState::Running(id.clone()) {
-                progress.new = NewState::Ended(code);
+            match &progress.new {
+                NewState::Running(new) if new == id => {
+                    progress.new = NewState::Ended(id.clone(), code);
+                }
+                NewState::Ended(new, None) if new == id => {
+                    progress.new = NewState::Ended(id.clone(), code);
+                }
+                NewState::None | NewState::Running(_) | NewState::Ended(..) => {}
             }
         }
     }
@@ -736,7 +743,7 @@ fn progress_from(member: &super::plan::Member, found: &[Found]) -> Progress {
             }
             FoundState::Running if seen.new => progress.new = NewState::Running(seen.id.clone()),
             FoundState::Exited(code) if seen.new && progress.new == NewState::None => {
-                progress.new = NewState::Ended(code);
+                progress.new = NewState::Ended(seen.id.clone(), code);
             }
             // Attempts before the one that is replaced say nothing.
             FoundState::Created | FoundState::Running | FoundState::Exited(_) => {}

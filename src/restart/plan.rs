@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{ContainerId, ContainerName, ExitCode, PodKey, PodUid, SandboxId};
+use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity};
 use crate::kube::{ContainerKind, RestartPolicy};
 
 /// Names a restart in logs, events and on disk.
@@ -76,12 +76,8 @@ impl Member {
 pub struct Plan {
     /// The restart's name.
     pub id: RestartId,
-    /// The sandbox that is kept.
-    pub sandbox: SandboxId,
-    /// The pod's UID.
-    pub uid: PodUid,
-    /// The pod's place in the API.
-    pub pod: PodKey,
+    /// The pod, whose sandbox is kept.
+    pub pod: PodIdentity,
     /// What set it off.
     pub trigger: Trigger,
     /// The pod's restart policy, or the safest one where it is not known.
@@ -105,12 +101,8 @@ pub struct Plan {
 pub struct Circumstances {
     /// The restart's name.
     pub id: RestartId,
-    /// The sandbox that is kept.
-    pub sandbox: SandboxId,
-    /// The pod's UID.
-    pub uid: PodUid,
-    /// The pod's place in the API.
-    pub pod: PodKey,
+    /// The pod, whose sandbox is kept.
+    pub pod: PodIdentity,
     /// What set it off.
     pub trigger: Trigger,
     /// `None`: the pod's spec is not known.
@@ -211,8 +203,6 @@ impl Circumstances {
     fn into_plan(self, members: Vec<Member>, way: Way, whole_pod: bool) -> Plan {
         Plan {
             id: self.id,
-            sandbox: self.sandbox,
-            uid: self.uid,
             pod: self.pod,
             guard: self.trigger.name.clone(),
             trigger: self.trigger,

@@ -1,0 +1,111 @@
+//! A plugin that the runtime launched itself, from its plugin directory (`/opt/nri/plugins`).
+
+use std::env;
+use std::io;
+use std::os::fd::RawFd;
+use std::os::unix::net::UnixStream;
+
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+
+use super::error::NriError;
+
+const NAME: &str = "NRI_PLUGIN_NAME";
+const INDEX: &str = "NRI_PLUGIN_IDX";
+const SOCKET: &str = "NRI_PLUGIN_SOCKET";
+
+/// The identity and the connection that a runtime gives to a plugin that it launches
+/// (`newLaunchedPlugin`, `pkg/adaptation/plugin.go`, v0.12.0).
+///
+/// Such a plugin has no other chance: the runtime never launches it again, and kills it when the
+/// connection ends. Its standard output goes nowhere.
+#[derive(Debug)]
+pub struct Launched {
+    pub(super) name: String,
+    pub(super) index: String,
+    pub(super) connection: UnixStream,
+}
+
+impl Launched {
+    /// Reads the environment: nothing if no runtime launched this process.
+    pub fn from_env() -> Result<Option<Self>, NriError> {
+        Self::from_variables(|variable| env::var(variable).ok())
+    }
+
+    pub(super) fn from_variables(
+        get: impl Fn(&str) -> Option<String>,
+    ) -> Result<Option<Self>, NriError> {
+        let Some(socket) = get(SOCKET) else {
+            return Ok(None);
+        };
+        let need = |variable| {
+            get(variable).ok_or_else(|| NriError::Launch {
+                variable,
+                value: String::new(),
+                source: io::Error::new(io::ErrorKind::NotFound, "not set"),
+            })
+        };
+        let connection = socket
+            .parse()
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
+            .and_then(inherited)
+            .map_err(|source| NriError::Launch {
+                variable: SOCKET,
+                value: socket,
+                source,
+            })?;
+        Ok(Some(Self {
+            name: need(NAME)?,
+            index: need(INDEX)?,
+            connection,
+        }))
+    }
+}
+
+/// A duplicate of a descriptor that this process was started with. To claim the descriptor itself
+/// would need unsafe code, since nothing proves that nobody else owns it; to ask the kernel for a
+/// duplicate by number does not (Linux 5.6, always allowed on oneself).
+fn inherited(descriptor: RawFd) -> io::Result<UnixStream> {
+    let this_process = pidfd_open(getpid(), PidfdFlags::empty())?;
+    let duplicate = pidfd_getfd(this_process, descriptor, PidfdGetfdFlags::empty())?;
+    let connection = UnixStream::from(duplicate);
+    // Fails on what is not a socket.
+    connection.peer_addr()?;
+    Ok(connection)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    fn launched(socket: Option<&str>, index: Option<&str>) -> Result<Option<Launched>, NriError> {
+        Launched::from_variables(|variable| match variable {
+            NAME => Some("test".into()),
+            INDEX => index.map(Into::into),
+            SOCKET => socket.map(Into::into),
+            _ => None,
+        })
+    }
+
+    #[test]
+    fn a_process_that_no_runtime_launched_has_nothing_to_take() {
+        assert!(launched(None, Some("10")).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_descriptor_that_is_no_socket_is_refused() {
+        let file = std::fs::File::open("/dev/null").unwrap();
+        for socket in ["three", "-1", &file.as_raw_fd().to_string()] {
+            let error = launched(Some(socket), Some("10")).unwrap_err();
+            assert!(error.to_string().contains("NRI_PLUGIN_SOCKET"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_missing_identity_is_named() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let error = launched(Some(&ours.as_raw_fd().to_string()), None).unwrap_err();
+        assert!(error.to_string().contains("NRI_PLUGIN_IDX"), "{error}");
+    }
+}

@@ -1,0 +1,237 @@
+//! Runs a plugin: connects it to the runtime, and again whenever the runtime comes back.
+
+use std::future::Future;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::net::UnixStream;
+use tokio::time::sleep;
+use tracing::{debug, info, warn};
+
+use super::error::NriError;
+use super::launch::Launched;
+use super::plugin::Plugin;
+use super::session::{self, Ended, Identity};
+
+/// Where runtimes listen unless configured otherwise (`pkg/api/plugin.go`, v0.12.0). The runtime
+/// makes the socket anew when it starts: in a container, mount its directory.
+pub const DEFAULT_SOCKET: &str = "/var/run/nri/nri.sock";
+
+/// The pause before the first attempt to connect again, and the longest one.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// A connection that lasted this long was a good one: what ended it is a new outage. One that keeps
+/// being dropped sooner must not be made again at once each time, as the node's containers wait
+/// while a plugin connects.
+const STEADY: Duration = Duration::from_secs(30);
+
+/// Runs a [`Plugin`].
+#[derive(Debug)]
+pub struct Stub<P> {
+    plugin: Arc<P>,
+    identity: Identity,
+    origin: Origin,
+}
+
+/// Where the connection comes from.
+#[derive(Debug)]
+enum Origin {
+    Socket(PathBuf),
+    Launched(std::os::unix::net::UnixStream),
+}
+
+/// Sets up a [`Stub`].
+#[derive(Debug)]
+pub struct StubBuilder<P> {
+    stub: Stub<P>,
+}
+
+impl<P: Plugin> Stub<P> {
+    /// Begins to set up a stub for `plugin`, by default at [`DEFAULT_SOCKET`] with index 00.
+    pub fn builder(plugin: impl Into<Arc<P>>) -> StubBuilder<P> {
+        StubBuilder {
+            stub: Self {
+                plugin: plugin.into(),
+                identity: Identity {
+                    name: String::new(),
+                    index: "00".into(),
+                },
+                origin: Origin::Socket(DEFAULT_SOCKET.into()),
+            },
+        }
+    }
+
+    /// Runs the plugin until `shutdown` completes.
+    ///
+    /// A plugin that connects to a socket stays: when the runtime goes away, the stub tries until it
+    /// is back. It only fails if the socket cannot be used at the first attempt, or if the plugin is
+    /// refused at the first attempt or refuses its configuration. A plugin that was launched ends
+    /// with its connection.
+    ///
+    /// To drop the future closes the connection too. Calls of the plugin that have begun are not cut
+    /// off by either.
+    pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), NriError> {
+        let Self {
+            plugin,
+            identity,
+            origin,
+        } = self;
+        let serve = async {
+            match origin {
+                Origin::Socket(path) => serve(&path, &identity, &plugin).await,
+                Origin::Launched(connection) => serve_once(connection, &identity, &plugin).await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = shutdown => Ok(()),
+            result = serve => result,
+        }
+    }
+}
+
+impl<P: Plugin> StubBuilder<P> {
+    /// The plugin's name: letters, digits, and `-_.+`.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.stub.identity.name = name.into();
+        self
+    }
+
+    /// The plugin's index, two digits: runtimes call plugins in its order.
+    #[must_use]
+    pub fn index(mut self, index: impl Into<String>) -> Self {
+        self.stub.identity.index = index.into();
+        self
+    }
+
+    /// The runtime's socket.
+    #[must_use]
+    pub fn socket(mut self, path: impl Into<PathBuf>) -> Self {
+        self.stub.origin = Origin::Socket(path.into());
+        self
+    }
+
+    /// Uses the connection, the name, and the index that the runtime gave to this process.
+    #[must_use]
+    pub fn launched(mut self, launched: Launched) -> Self {
+        self.stub.identity = Identity {
+            name: launched.name,
+            index: launched.index,
+        };
+        self.stub.origin = Origin::Launched(launched.connection);
+        self
+    }
+
+    /// Checks what a runtime would refuse.
+    pub fn build(self) -> Result<Stub<P>, NriError> {
+        let Identity { name, index } = &self.stub.identity;
+        let fits = |c: char| c.is_ascii_alphanumeric() || "-_.+".contains(c);
+        if name.is_empty() || !name.chars().all(fits) {
+            return Err(NriError::InvalidName(name.clone()));
+        }
+        if index.len() != 2 || !index.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(NriError::InvalidIndex(index.clone()));
+        }
+        if self.stub.plugin.events().is_empty() {
+            return Err(NriError::NoEvents);
+        }
+        Ok(self.stub)
+    }
+}
+
+async fn serve_once<P: Plugin>(
+    connection: std::os::unix::net::UnixStream,
+    identity: &Identity,
+    plugin: &Arc<P>,
+) -> Result<(), NriError> {
+    let trunk = connection
+        .set_nonblocking(true)
+        .and_then(|()| UnixStream::from_std(connection))
+        .map_err(|source| NriError::Launch {
+            variable: "NRI_PLUGIN_SOCKET",
+            value: String::new(),
+            source,
+        })?;
+    match session::run(trunk, identity, plugin).await {
+        Ended::RegistrationRefused(reason) => Err(NriError::RegistrationRefused(reason)),
+        Ended::ConfigurationRefused(refusal) => Err(NriError::ConfigurationRefused(refusal)),
+        Ended::Closed { why, .. } => {
+            info!(reason = %why, "the connection to the runtime that launched this plugin ended");
+            Ok(())
+        }
+    }
+}
+
+/// Never completes but with what no second attempt can mend.
+async fn serve<P: Plugin>(
+    path: &Path,
+    identity: &Identity,
+    plugin: &Arc<P>,
+) -> Result<(), NriError> {
+    let mut accepted = false;
+    let mut outage = false;
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let reason = match UnixStream::connect(path).await {
+            Err(error) => {
+                if !accepted && let Some(fatal) = fatal(path, &error) {
+                    return Err(fatal);
+                }
+                error.to_string()
+            }
+            Ok(trunk) => {
+                let begin = Instant::now();
+                match session::run(trunk, identity, plugin).await {
+                    Ended::ConfigurationRefused(refusal) => {
+                        return Err(NriError::ConfigurationRefused(refusal));
+                    }
+                    Ended::RegistrationRefused(reason) if !accepted => {
+                        return Err(NriError::RegistrationRefused(reason));
+                    }
+                    Ended::RegistrationRefused(reason) => reason,
+                    Ended::Closed { why, synchronized } => {
+                        if synchronized {
+                            accepted = true;
+                            outage = false;
+                            let plugin = Arc::clone(plugin);
+                            // A task of its own for the same reasons as any call of the plugin.
+                            let told = tokio::spawn(async move { plugin.disconnected().await });
+                            if let Err(panic) = told.await {
+                                warn!(%panic, "the plugin failed to handle the lost connection");
+                            }
+                        }
+                        if begin.elapsed() >= STEADY {
+                            pause = FIRST_PAUSE;
+                        }
+                        why.to_string()
+                    }
+                }
+            }
+        };
+        if outage {
+            debug!(reason, ?pause, "no connection to the runtime yet");
+        } else {
+            warn!(
+                reason,
+                "no connection to the runtime: trying until it is back"
+            );
+            outage = true;
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// What is wrong with the node rather than with the moment.
+fn fatal(path: &Path, error: &io::Error) -> Option<NriError> {
+    let path = path.to_path_buf();
+    match error.kind() {
+        io::ErrorKind::NotFound => Some(NriError::NoSocket { path }),
+        io::ErrorKind::PermissionDenied => Some(NriError::PermissionDenied { path }),
+        _ => None,
+    }
+}
