@@ -16,8 +16,8 @@ use tokio::sync::Mutex;
 use crate::node::Node;
 use crate::wait;
 
-/// What the plugin logs once it is registered with the runtime and has seen all that runs there.
-const READY: &str = "ready";
+/// What the plugin logs when the runtime has taken it in.
+const READY: &str = "connected to NRI";
 
 /// From SIGTERM to a clean end.
 const TIME_TO_END: Duration = Duration::from_secs(10);

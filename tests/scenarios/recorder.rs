@@ -68,6 +68,13 @@ pub(crate) struct Snapshot {
     pub(crate) containers: BTreeMap<String, Seen>,
 }
 
+impl Snapshot {
+    /// Controllers act on one single such update, and the kubelet never takes it back.
+    pub(crate) fn is_over(&self) -> bool {
+        self.phase == "Failed" || self.phase == "Succeeded"
+    }
+}
+
 impl From<&Pod> for Snapshot {
     fn from(pod: &Pod) -> Self {
         let status = pod.status.clone().unwrap_or_default();
@@ -156,6 +163,25 @@ impl Recorder {
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner)
             .clone()
+    }
+
+    /// Waits until `missing` names nothing any more, but only as long as the pod is not over: Failed
+    /// and Succeeded are for ever.
+    pub(crate) async fn until_alive(
+        &self,
+        what: &str,
+        patience: Duration,
+        missing: impl Fn(&Snapshot) -> Option<String>,
+    ) -> Result<Snapshot> {
+        let mut current = self.current.clone();
+        let over = current.wait_for(|now| now.as_ref().is_some_and(Snapshot::is_over));
+        tokio::select! {
+            result = self.until(what, patience, missing) => result,
+            Ok(last) = over => {
+                let last = last.clone().unwrap_or_default();
+                bail!("the pod is over; awaited: {what}; last seen: {last}")
+            }
+        }
     }
 
     /// Waits until `missing` names nothing any more.

@@ -84,7 +84,7 @@ impl LivePod {
 
     pub(crate) async fn has_restarted(&self, before: &Before) -> Result<()> {
         self.recorder
-            .until("all containers run again", PATIENCE, |now| {
+            .until_alive("all containers run again", PATIENCE, |now| {
                 self.not_running(now)
                     .or_else(|| before.not_fresh(self, now))
                     .or_else(|| before.miscounted(self, now))
@@ -111,7 +111,7 @@ impl LivePod {
                 .or_else(|| before.not_fresh(self, now))
         };
         self.recorder
-            .until("all containers run again", PATIENCE, recovered)
+            .until_alive("all containers run again", PATIENCE, recovered)
             .await?;
         self.until_runtime_is_tidy().await?;
         self.recorder
@@ -143,15 +143,11 @@ impl LivePod {
         Ok(())
     }
 
-    /// Neither Failed nor Succeeded since the exit: controllers act on one single such update.
+    /// Neither Failed nor Succeeded since the exit.
     fn was_never_over(&self, before: &Before) -> Result<()> {
         for moment in self.recorder.since(before.mark) {
-            let phase = &moment.snapshot.phase;
-            ensure!(
-                phase != "Failed" && phase != "Succeeded",
-                "the pod was seen {phase}: {}",
-                moment.snapshot
-            );
+            let seen = &moment.snapshot;
+            ensure!(!seen.is_over(), "the pod was seen {}: {seen}", seen.phase);
         }
         Ok(())
     }
@@ -305,7 +301,7 @@ impl LivePod {
                 .map(|other| format!("{} was touched", other.name))
         };
         self.recorder
-            .until("one container runs again", PATIENCE, |now| {
+            .until_alive("one container runs again", PATIENCE, |now| {
                 self.not_running(now).or_else(|| wrong(now))
             })
             .await?;

@@ -36,7 +36,7 @@ impl Stage {
     /// A pod of that shape, created and no more.
     pub(crate) async fn pod(&self, shape: Shape) -> Result<Arc<LivePod>> {
         let suffix = format!(
-            "-{}-{}",
+            "-{}-{:04}",
             std::process::id(),
             PODS_MADE.fetch_add(1, Ordering::Relaxed)
         );
