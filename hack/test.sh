@@ -49,6 +49,7 @@ node_name() { # INDEX
     echo "test$$-$1"
 }
 
+# shellcheck disable=SC2317 # called by a trap
 take_down() {
     local index
     for index in "${!NODES[@]}"; do
@@ -59,6 +60,7 @@ take_down() {
 }
 
 # A signal ends the nodes' jobs too, so that none of them brings up what was just taken down.
+# shellcheck disable=SC2317 # called by a trap
 interrupted() {
     trap - INT TERM
     local job

@@ -63,6 +63,14 @@ impl Node {
         Api::namespaced(self.client.clone(), NAMESPACE)
     }
 
+    /// Whether the kubelet says that it has a feature.
+    pub(crate) async fn declares(&self, feature: &str) -> Result<bool> {
+        let nodes: Api<k8s_openapi::api::core::v1::Node> = Api::all(self.client.clone());
+        let status = nodes.get_status(&self.name).await?.status;
+        let declared = status.and_then(|status| status.declared_features);
+        Ok(declared.is_some_and(|declared| declared.iter().any(|it| it == feature)))
+    }
+
     pub(crate) fn events(&self) -> Api<Event> {
         Api::namespaced(self.client.clone(), NAMESPACE)
     }

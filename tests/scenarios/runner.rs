@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout};
 use crate::node::Node;
 use crate::options::Options;
 use crate::plugin::Plugin;
-use crate::scenario::{Company, Scenario};
+use crate::scenario::{Company, Scenario, Skipped};
 use crate::stage::Stage;
 
 /// For a scenario's own steps; each wait in it has a shorter limit of its own.
@@ -35,6 +35,7 @@ impl Tally {
     fn take(&mut self, outcome: &Outcome) {
         match &outcome.result {
             Ok(()) => self.passed += 1,
+            Err(error) if error.is::<Skipped>() => self.skipped += 1,
             Err(_) => *self.failed.entry(outcome.name.clone()).or_default() += 1,
         }
     }
@@ -52,6 +53,9 @@ impl Outcome {
         let seconds = self.took.as_secs_f64();
         match &self.result {
             Ok(()) => println!("ok      {seconds:6.1} s  {}", self.name),
+            Err(error) if error.is::<Skipped>() => {
+                println!("skipped           {}: {error}", self.name);
+            }
             Err(error) => {
                 println!("FAILED  {seconds:6.1} s  {}", self.name);
                 println!("  {error:#}\n{}", self.report);
@@ -173,6 +177,7 @@ async fn play(scenario: &Scenario, stage: &Stage) -> Outcome {
     };
     let report = match &result {
         Ok(()) => String::new(),
+        Err(error) if error.is::<Skipped>() => String::new(),
         Err(_) => stage.report().await,
     };
     let deleted = stage.delete_pods().await;

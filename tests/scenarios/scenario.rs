@@ -1,5 +1,6 @@
 //! A scenario: a name that is a sentence, and what happens.
 
+use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,6 +18,18 @@ pub(crate) enum Company {
     /// Alone: it ends the plugin or a part of the node.
     Alone,
 }
+
+/// Returned as an error by a scenario that this node cannot play.
+#[derive(Debug)]
+pub(crate) struct Skipped(pub(crate) &'static str);
+
+impl fmt::Display for Skipped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl std::error::Error for Skipped {}
 
 #[derive(Clone)]
 pub(crate) struct Scenario {

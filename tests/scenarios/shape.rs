@@ -50,6 +50,8 @@ pub(crate) struct ContainerShape {
     pub(crate) kind: Kind,
     waits_for_code: bool,
     ignores_term: bool,
+    /// `restartPolicyRules` in the spec: the kubelet's own feature.
+    spec_rules: Option<Value>,
 }
 
 impl ContainerShape {
@@ -77,6 +79,10 @@ impl ContainerShape {
         });
         if self.kind == Kind::Sidecar {
             container["restartPolicy"] = json!("Always");
+        }
+        if let Some(rules) = &self.spec_rules {
+            container["restartPolicy"] = json!("Never");
+            container["restartPolicyRules"] = rules.clone();
         }
         container
     }
@@ -162,6 +168,14 @@ impl Shape {
         self.rules(container, &json!([restart_all_on(&[code])]))
     }
 
+    /// The kubelet's own way to say the same, for the newest container so far.
+    pub(crate) fn restarts_all_by_itself(mut self, code: i32) -> Self {
+        if let Some(container) = self.containers.last_mut() {
+            container.spec_rules = Some(json!([restart_all_on(&[code])]));
+        }
+        self
+    }
+
     /// The same pod without any annotation.
     pub(crate) fn without_annotations(&self) -> Self {
         Self {
@@ -176,6 +190,7 @@ impl Shape {
             kind,
             waits_for_code,
             ignores_term: false,
+            spec_rules: None,
         });
         self
     }

@@ -3,15 +3,20 @@
 
 use anyhow::{Result, bail, ensure};
 
-use crate::scenario::{Scenario, scenarios};
+use crate::restarted::Before;
+use crate::scenario::{Scenario, Skipped, scenarios};
 use crate::shape::Shape;
 use crate::stage::Stage;
+
+/// What `node.status.declaredFeatures` calls it.
+const NATIVE: &str = "RestartAllContainersOnContainerExits";
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
     scenarios![Shared:
         kubelet_alone_fails_a_never_pod,
         kubelet_alone_restarts_one_container_of_an_always_pod,
         a_pod_that_does_not_restart_is_noticed,
+        kubelet_alone_restarts_all_where_it_can,
     ]
 }
 
@@ -52,5 +57,27 @@ async fn a_pod_that_does_not_restart_is_noticed(stage: Stage) -> Result<()> {
         text.contains("logger is still the old instance"),
         "noticed for the wrong reason: {text}"
     );
+    Ok(())
+}
+
+/// The checks that the plugin must pass are passed by the kubelet's own feature, but for the exit
+/// code, which it loses. A plugin beside it must stand aside.
+async fn kubelet_alone_restarts_all_where_it_can(stage: Stage) -> Result<()> {
+    if !stage.node.declares(NATIVE).await? {
+        bail!(Skipped("this kubelet cannot restart all containers"));
+    }
+    let shape = Shape::never()
+        .init("fetch")
+        .init("prepare")
+        .sidecar("proxy")
+        .regular("logger")
+        .regular("trainer")
+        .restarts_all_by_itself(42);
+    let pod = stage.running(shape).await?;
+    let before = Before::of(&pod).await?;
+    pod.exit("trainer", 42).await?;
+    pod.has_restarted(&before).await?;
+    let lines = stage.plugin.log_lines(&pod.name)?;
+    ensure!(lines.is_empty(), "the plugin speaks of it: {lines:?}");
     Ok(())
 }
