@@ -45,9 +45,9 @@ impl Launched {
             })
         };
         let connection = socket
-            .parse()
+            .parse::<u16>()
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
-            .and_then(inherited)
+            .and_then(|descriptor| inherited(descriptor.into()))
             .map_err(|source| NriError::Launch {
                 variable: SOCKET,
                 value: socket,

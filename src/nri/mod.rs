@@ -18,6 +18,10 @@ mod runtime;
 mod service;
 mod session;
 mod stub;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
 
 pub use error::NriError;
 pub use events::EventMask;

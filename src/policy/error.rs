@@ -29,6 +29,7 @@ impl PolicyError {
     }
 
     /// The problems one by one.
+    #[must_use]
     pub fn problems(&self) -> &[Problem] {
         &self.problems
     }

@@ -144,16 +144,19 @@ impl Policy {
     /// restartPolicy stands.
     ///
     /// Success (0) is a code like any other here, also for init containers.
+    #[must_use]
     pub fn action(&self, container: &str, code: i32) -> Option<Action> {
         self.rules(container)?.action(code)
     }
 
     /// Whether any rule applies to `container`, so that its exits must be held.
+    #[must_use]
     pub fn covers(&self, container: &str) -> bool {
         self.rules(container).is_some_and(|rules| !rules.is_empty())
     }
 
     /// How the pod wants its restarts done.
+    #[must_use]
     pub fn options(&self) -> &Options {
         &self.options
     }

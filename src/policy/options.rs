@@ -97,7 +97,7 @@ fn read_options(key: &str, text: &str, problems: &mut Vec<Problem>) -> Options {
         problems.push(Problem {
             place: Place::key(key),
             fault,
-        })
+        });
     };
     let fields = match read::document(text).and_then(|value| read::mapping("the value", value)) {
         Ok(fields) => fields,
@@ -180,14 +180,16 @@ mod tests {
                 "{start: auto, gracePeriodSeconds: -1, completed: Keep}"
             )])
             .unwrap_err(),
-            "restart-options.reprise.dev: unknown field \"completed\", allowed are start, gracePeriodSeconds, \
-             completedContainers; restart-options.reprise.dev: gracePeriodSeconds is -1, expected a whole number from \
-             0 to 4294967295; restart-options.reprise.dev: start is \"auto\", allowed are Auto, Kubelet, Replay"
+            "restart-options.reprise.dev: unknown field \"completed\", allowed are start, \
+             gracePeriodSeconds, completedContainers; \
+             restart-options.reprise.dev: gracePeriodSeconds is -1, expected a whole number from \
+             0 to 4294967295; \
+             restart-options.reprise.dev: start is \"auto\", allowed are Auto, Kubelet, Replay"
         );
         assert_eq!(
             options(&[("restart-options.reprise.dev/container.a", "{}")]).unwrap_err(),
-            "restart-options.reprise.dev/container.a: unknown place, allowed are restart-options.reprise.dev, \
-             restart-options.reprise.dev/pod"
+            "restart-options.reprise.dev/container.a: unknown place, allowed are \
+             restart-options.reprise.dev, restart-options.reprise.dev/pod"
         );
     }
 }

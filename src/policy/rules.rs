@@ -21,11 +21,13 @@ pub enum Action {
 
 impl Action {
     /// The action that a rule calls `name`.
+    #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::from_word(name)
     }
 
     /// Its name in rules.
+    #[must_use]
     pub fn name(self) -> &'static str {
         self.word()
     }
@@ -50,6 +52,7 @@ pub enum Operator {
 
 impl Operator {
     /// The operator that a rule calls `name`.
+    #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::from_word(name)
     }
@@ -96,6 +99,7 @@ impl From<Vec<Rule>> for Rules {
 impl Rules {
     /// What an exit with `code` asks for: the first rule that matches decides (KEP-5307). `None`:
     /// no rule matches, and the container's restartPolicy stands.
+    #[must_use]
     pub fn action(&self, code: i32) -> Option<Action> {
         self.0
             .iter()
@@ -104,6 +108,7 @@ impl Rules {
     }
 
     /// Whether there is no rule at all.
+    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -140,7 +145,10 @@ pub(super) mod tests {
 
     proptest! {
         #[test]
-        fn the_first_rule_that_matches_decides(rules in prop::collection::vec(any_rule(), 0..20), code in 0..=255_i32) {
+        fn the_first_rule_that_matches_decides(
+            rules in prop::collection::vec(any_rule(), 0..20),
+            code in 0..=255_i32,
+        ) {
             let mut expected = None;
             for rule in rules.iter().rev() {
                 if rule.values.contains(&code) == (rule.operator == Operator::In) {
@@ -152,7 +160,10 @@ pub(super) mod tests {
 
         #[test]
         fn in_and_not_in_share_out_all_codes(rule in any_rule(), code in any::<i32>()) {
-            let other = match rule.operator { Operator::In => Operator::NotIn, Operator::NotIn => Operator::In };
+            let other = match rule.operator {
+                Operator::In => Operator::NotIn,
+                Operator::NotIn => Operator::In,
+            };
             let opposite = Rule { operator: other, ..rule.clone() };
             prop_assert_ne!(rule.matches(code), opposite.matches(code));
         }

@@ -282,7 +282,7 @@ fn block_yaml(rules: &[Rule]) -> String {
         } else {
             "NotIn"
         };
-        let values: String = rule
+        let values: Vec<_> = rule
             .values
             .iter()
             .map(|value| format!("    - {value}\n"))
@@ -291,7 +291,7 @@ fn block_yaml(rules: &[Rule]) -> String {
             "- action: {}\n  onExit:\n   exitCodes:\n    operator: {operator}\n",
             rule.action.name()
         );
-        format!("{head}    values:\n{values}")
+        format!("{head}    values:\n{}", values.concat())
     };
     rules.iter().map(rule).collect()
 }

@@ -15,7 +15,7 @@ use super::machine::{DOWN_LIMIT, Effect, Event, Found, FoundState, Machine, Outc
 use super::placeholder::Placeholders;
 use super::plan::{Circumstances, Old, Plan, RestartId, Trigger, Way};
 use super::record::{Record, Records};
-use crate::cri;
+use crate::cri::{self, Containerd, CriError};
 use crate::exit_hold::Answer;
 use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity};
 use crate::kube::{ContainerKind, PodSpec};
@@ -42,6 +42,8 @@ const REMOVE_LIMIT: Duration = Duration::from_secs(30);
 pub struct Tools {
     /// The runtime.
     pub cri: cri::Client,
+    /// The same, if it is containerd.
+    pub containerd: Option<Containerd>,
     /// Restarts on disk.
     pub records: Records,
     /// Logs and events.
@@ -332,7 +334,7 @@ impl Driver {
         }
         let trigger = self.trigger(state, id);
         let action = trigger.as_ref().zip(state.policy.as_ref()).and_then(
-            |(trigger, policy)| policy.action(trigger.name.as_str(), trigger.code),
+            |(trigger, policy)| policy.action(trigger.name.as_str(), trigger.code.0),
         );
         match trigger.zip(action) {
             Some((trigger, action)) if !state.deleting => self.begin(state, trigger, action),
@@ -539,7 +541,7 @@ impl Driver {
                 .await;
             let event = match result {
                 Ok(()) => Event::Exited(id.clone()),
-                Err(error) if error.is_gone() => Event::Gone(id.clone()),
+                Err(CriError::Gone { .. }) => Event::Gone(id.clone()),
                 Err(error) => {
                     tracing::warn!(pod = %self.pod.key, container = %id, %error, "could not stop a container, trying again");
                     sleep(RETRY_INTERVAL).await;
@@ -569,7 +571,7 @@ impl Driver {
                     self.feed(&mut self.lock(), Event::PlaceholderMade(name, id));
                     return;
                 }
-                Err(error) if error.is_gone() => {
+                Err(CriError::Gone { .. }) => {
                     self.feed(&mut self.lock(), Event::Gone(like));
                     return;
                 }
@@ -587,7 +589,7 @@ impl Driver {
     fn sweep(self: &Arc<Self>, id: ContainerId) {
         let driver = Arc::clone(self);
         tokio::spawn(async move {
-            while let Err(error) = driver.tools.cri.remove_when_exited(&id, REMOVE_LIMIT).await {
+            while let Err(error) = driver.tools.cri.remove_when_exited(&id, Instant::now() + REMOVE_LIMIT).await {
                 tracing::warn!(pod = %driver.pod.key, container = %id, %error, "could not remove a container, trying again");
                 if driver.jobs.is_closed() {
                     return;
@@ -637,7 +639,7 @@ impl Driver {
             if !driver.waits_for_code(&id) {
                 return;
             }
-            if let Some(code) = driver.tools.cri.task_exit_code(&id).await {
+            if let Some(code) = driver.code_from_task(&id).await {
                 driver.ended(&id, Some(code));
                 return;
             }
@@ -647,6 +649,12 @@ impl Driver {
                 driver.lock().holds.remove(&id);
             }
         });
+    }
+
+    async fn code_from_task(&self, id: &ContainerId) -> Option<ExitCode> {
+        let containerd = self.tools.containerd.as_ref()?;
+        // The shim may not answer while its hook runs: then nobody knows, which is said by who asked.
+        containerd.task_exit_code(id).await.ok().flatten()
     }
 
     fn waits_for_code(&self, id: &ContainerId) -> bool {

@@ -751,3 +751,7 @@ fn progress_from(member: &super::plan::Member, found: &[Found]) -> Progress {
     }
     progress
 }
+
+#[cfg(test)]
+#[path = "machine_tests.rs"]
+mod tests;

@@ -6,7 +6,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use tokio::sync::OnceCell;
 
 use super::plan::RestartId;
-use crate::cri::{self, CriError, proto};
+use crate::cri::{
+    self, ContainerConfig, ContainerMetadata, CriError, ImageSpec, LinuxContainerConfig,
+    LinuxContainerSecurityContext, PodSandboxConfig,
+};
 use crate::ids::{ContainerId, ContainerName, SandboxId};
 use crate::node::PLACEHOLDER_ANNOTATION;
 
@@ -14,7 +17,7 @@ use crate::node::PLACEHOLDER_ANNOTATION;
 #[derive(Debug)]
 pub struct Placeholders {
     sandbox: SandboxId,
-    config: OnceCell<proto::PodSandboxConfig>,
+    config: OnceCell<PodSandboxConfig>,
     /// The runtime reserves `name_pod_namespace_uid_attempt`. The kubelet counts attempts from 0 up, we from the
     /// top down.
     next_attempt: AtomicU32,
@@ -49,15 +52,18 @@ impl Placeholders {
             let config = config(name, attempt, &status, sandbox, restart);
             match cri.create_container(&self.sandbox, &config, sandbox).await {
                 // One that a predecessor left and that is being swept.
-                Err(error) if error.is_name_reserved() => {}
+                Err(CriError::NameReserved { .. }) => {}
                 other => return other,
             }
         }
     }
 
     /// The real one: a runtime compares the user namespaces of container and sandbox.
-    async fn sandbox_config(&self, cri: &cri::Client) -> Result<proto::PodSandboxConfig, CriError> {
-        Ok(cri.sandbox_config(&self.sandbox).await?.unwrap_or_default())
+    async fn sandbox_config(&self, cri: &cri::Client) -> Result<PodSandboxConfig, CriError> {
+        let recovered = cri.sandbox_config(&self.sandbox).await?;
+        Ok(recovered
+            .map(|recovered| recovered.config)
+            .unwrap_or_default())
     }
 }
 
@@ -65,9 +71,9 @@ fn config(
     name: &ContainerName,
     attempt: u32,
     like: &cri::ContainerStatus,
-    sandbox: &proto::PodSandboxConfig,
+    sandbox: &PodSandboxConfig,
     restart: &RestartId,
-) -> proto::ContainerConfig {
+) -> ContainerConfig {
     let mut annotations = like.annotations.clone();
     annotations.insert(PLACEHOLDER_ANNOTATION.to_owned(), restart.to_string());
     let namespaces = sandbox
@@ -75,12 +81,12 @@ fn config(
         .as_ref()
         .and_then(|linux| linux.security_context.as_ref())
         .and_then(|security| security.namespace_options.clone());
-    proto::ContainerConfig {
-        metadata: Some(proto::ContainerMetadata {
+    ContainerConfig {
+        metadata: Some(ContainerMetadata {
             name: name.to_string(),
             attempt,
         }),
-        image: Some(proto::ImageSpec {
+        image: Some(ImageSpec {
             image: like.image_ref.clone(),
             ..Default::default()
         }),
@@ -89,8 +95,8 @@ fn config(
         // The kubelet deletes `<log path>*` with a container: an empty one would be the pod's whole directory,
         // and one that begins with a number would count as an attempt.
         log_path: format!("{name}/reprise-{attempt}.log"),
-        linux: Some(proto::LinuxContainerConfig {
-            security_context: Some(proto::LinuxContainerSecurityContext {
+        linux: Some(LinuxContainerConfig {
+            security_context: Some(LinuxContainerSecurityContext {
                 namespace_options: namespaces,
                 ..Default::default()
             }),

@@ -253,3 +253,143 @@ impl Plan {
         }
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::ids::PodKey;
+    use ContainerKind::{Init, Regular, Sidecar};
+
+    /// `old`: `None` never created, `Some(None)` running, `Some(Some(code))` exited.
+    pub(crate) type Shape<'a> = &'a [(&'a str, ContainerKind, Option<Option<i32>>)];
+
+    pub(crate) fn circumstances(
+        policy: Option<RestartPolicy>,
+        shape: Shape<'_>,
+        trigger: &str,
+        code: i32,
+    ) -> Circumstances {
+        let containers = shape
+            .iter()
+            .map(|&(name, kind, old)| {
+                let old = old.map(|exit| Old {
+                    id: format!("{name}-0").into(),
+                    exit: exit.map(ExitCode),
+                });
+                (name.into(), kind, old)
+            })
+            .collect();
+        Circumstances {
+            id: RestartId("r1".into()),
+            pod: PodIdentity {
+                sandbox: "s1".into(),
+                uid: "u1".into(),
+                key: PodKey {
+                    namespace: "default".into(),
+                    name: "p".into(),
+                },
+            },
+            trigger: Trigger {
+                name: trigger.into(),
+                container: format!("{trigger}-0").into(),
+                code: ExitCode(code),
+            },
+            restart_policy: policy,
+            containers,
+            grace_ms: 0,
+            decided_at_ms: 1,
+        }
+    }
+
+    pub(crate) fn plan() -> Plan {
+        circumstances(Some(RestartPolicy::Always), &[("a", Regular, RUNS)], "a", 42).restart_all()
+    }
+
+    pub(crate) const RUNS: Option<Option<i32>> = Some(None);
+    pub(crate) const DONE: Option<Option<i32>> = Some(Some(0));
+
+    fn shields(plan: &Plan) -> Vec<(&str, u8)> {
+        plan.members
+            .iter()
+            .map(|member| (member.name.as_str(), member.placeholders))
+            .collect()
+    }
+
+    #[test]
+    fn always_keeps_the_containers() {
+        let shape: Shape<'_> = &[("i", Init, DONE), ("s", Sidecar, RUNS), ("a", Regular, RUNS)];
+        for trigger in ["s", "a"] {
+            let plan = circumstances(Some(RestartPolicy::Always), shape, trigger, 42).restart_all();
+            assert_eq!(plan.way, Way::Kept);
+            assert_eq!(shields(&plan), [("i", 0), ("s", 0), ("a", 0)]);
+        }
+    }
+
+    #[test]
+    fn an_init_container_that_triggers_is_guarded_under_every_policy() {
+        let shape: Shape<'_> = &[("i", Init, RUNS), ("a", Regular, None)];
+        for policy in [
+            RestartPolicy::Always,
+            RestartPolicy::OnFailure,
+            RestartPolicy::Never,
+        ] {
+            let plan = circumstances(Some(policy), shape, "i", 42).restart_all();
+            assert_eq!(plan.way, Way::Cleared);
+            assert_eq!(plan.guard, "i".into());
+            assert_eq!(shields(&plan), [("i", 2), ("a", 0)]);
+        }
+    }
+
+    #[test]
+    fn never_without_inits_is_shielded_and_with_them_cleared() {
+        let plain: Shape<'_> = &[("a", Regular, RUNS), ("b", Regular, DONE), ("c", Regular, RUNS)];
+        let plan = circumstances(Some(RestartPolicy::Never), plain, "c", 42).restart_all();
+        assert_eq!(plan.way, Way::Shielded);
+        assert_eq!(shields(&plan), [("a", 1), ("b", 1), ("c", 2)]);
+        let full: Shape<'_> = &[("i", Init, DONE), ("a", Regular, RUNS)];
+        let plan = circumstances(Some(RestartPolicy::Never), full, "a", 42).restart_all();
+        assert_eq!(plan.way, Way::Cleared);
+        assert_eq!(shields(&plan), [("i", 0), ("a", 2)]);
+    }
+
+    #[test]
+    fn a_sidecar_that_triggers_is_guarded_by_a_regular_container() {
+        let shape: Shape<'_> = &[("s", Sidecar, RUNS), ("a", Regular, RUNS), ("b", Regular, RUNS)];
+        let plan = circumstances(Some(RestartPolicy::Never), shape, "s", 42).restart_all();
+        assert_eq!(plan.guard, "a".into());
+        assert_eq!(shields(&plan), [("s", 0), ("a", 2), ("b", 1)]);
+    }
+
+    #[test]
+    fn on_failure_is_like_always_after_a_failure_and_like_never_after_a_success() {
+        let shape: Shape<'_> = &[("a", Regular, RUNS), ("b", Regular, RUNS)];
+        let way = |code| {
+            circumstances(Some(RestartPolicy::OnFailure), shape, "a", code)
+                .restart_all()
+                .way
+        };
+        assert_eq!((way(42), way(0)), (Way::Kept, Way::Shielded));
+    }
+
+    #[test]
+    fn an_unknown_spec_is_the_safest_case() {
+        let shape: Shape<'_> = &[("a", Regular, RUNS), ("b", Regular, RUNS)];
+        let plan = circumstances(None, shape, "a", 42).restart_all();
+        assert_eq!(plan.way, Way::Cleared);
+        assert_eq!(plan.restart_policy, RestartPolicy::Never);
+    }
+
+    #[test]
+    fn action_restart_is_left_to_a_kubelet_that_does_it_itself() {
+        let shape: Shape<'_> = &[("s", Sidecar, RUNS), ("a", Regular, RUNS)];
+        let restart = |policy, trigger, code| {
+            circumstances(Some(policy), shape, trigger, code).restart_one()
+        };
+        assert_eq!(restart(RestartPolicy::Always, "a", 0), None);
+        assert_eq!(restart(RestartPolicy::OnFailure, "a", 1), None);
+        assert_eq!(restart(RestartPolicy::Never, "s", 1), None);
+        let plan = restart(RestartPolicy::Never, "a", 1).unwrap();
+        assert!(!plan.whole_pod);
+        assert_eq!(shields(&plan), [("a", 2)]);
+    }
+}

@@ -139,7 +139,7 @@ impl Roster {
     pub async fn relist(&self, mut records: Vec<Record>) -> Result<(), cri::CriError> {
         let sandboxes = self.tools.cri.list_sandboxes().await?;
         let containers = self.tools.cri.list_containers(None).await?;
-        let ready: Vec<&SandboxSummary> = sandboxes.iter().filter(|it| it.ready).collect();
+        let ready: Vec<&SandboxSummary> = sandboxes.iter().filter(|it| it.state == cri::SandboxState::Ready).collect();
         let gone: Vec<SandboxId> = self.read(|entries| {
             let known = entries.by_sandbox.keys();
             known
@@ -188,8 +188,8 @@ impl Roster {
             cri::ContainerState::Running | cri::ContainerState::Unknown => InstanceState::Running,
             cri::ContainerState::Exited => {
                 match self.tools.cri.container_status(&container.id).await {
-                    Ok(status) => InstanceState::Ended(Some(status.exit_code)),
-                    Err(error) if error.is_gone() => InstanceState::Ended(None),
+                    Ok(status) => InstanceState::Ended(status.exit_code),
+                    Err(cri::CriError::Gone { .. }) => InstanceState::Ended(None),
                     Err(error) => return Err(error),
                 }
             }
