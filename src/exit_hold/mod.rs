@@ -9,6 +9,7 @@ use std::time::Duration;
 pub mod hook;
 mod server;
 
+pub(crate) use server::private_dir;
 pub use server::{Answer, Knock, Server, ServerError};
 
 /// How long an exit can be held at the most, from the hook's start.

@@ -17,7 +17,9 @@ pub enum KubeError {
         source: Box<KubeconfigError>,
     },
     /// This is a pod, but its service account cannot be used.
-    #[error("cannot use the in-cluster configuration: {0}; mount a service account token or give --kubeconfig")]
+    #[error(
+        "cannot use the in-cluster configuration: {0}; mount a service account token or give --kubeconfig"
+    )]
     InCluster(Box<InClusterError>),
     /// The client cannot be set up, for one because a certificate is malformed.
     #[error("cannot set up the API client: {0}")]
@@ -29,10 +31,12 @@ pub enum KubeError {
 /// Nothing is sent yet.
 pub async fn connect(kubeconfig: Option<&Path>) -> Result<Option<Client>, KubeError> {
     let config = match kubeconfig {
-        Some(path) => from_file(path).await.map_err(|source| KubeError::Kubeconfig {
-            path: path.to_owned(),
-            source: Box::new(source),
-        })?,
+        Some(path) => from_file(path)
+            .await
+            .map_err(|source| KubeError::Kubeconfig {
+                path: path.to_owned(),
+                source: Box::new(source),
+            })?,
         None => match Config::incluster() {
             Ok(config) => config,
             // Not in a pod.

@@ -127,7 +127,10 @@ mod tests {
         }))
         .unwrap();
         let kinds: Vec<_> = spec.containers.iter().map(|it| it.kind).collect();
-        assert_eq!(spec.container_names().collect::<Vec<_>>(), ["i", "s", "a", "b"]);
+        assert_eq!(
+            spec.container_names().collect::<Vec<_>>(),
+            ["i", "s", "a", "b"]
+        );
         use ContainerKind::{Init, Regular, Sidecar};
         assert_eq!(kinds, [Init, Sidecar, Regular, Regular]);
         assert_eq!(spec.restart_policy, RestartPolicy::Never);

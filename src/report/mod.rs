@@ -43,7 +43,9 @@ impl Reporter {
         } else {
             ("one container", "RestartingContainer", "container")
         };
-        let Story { container, code, .. } = story;
+        let Story {
+            container, code, ..
+        } = story;
         tracing::info!(
             pod = %story.pod.key, %container, exit_code = %code, restart = story.restart,
             "restarting {what} in place, {}", story.way

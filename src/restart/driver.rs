@@ -11,7 +11,9 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, sleep_until};
 
-use super::machine::{DOWN_LIMIT, Effect, Event, Found, FoundState, Machine, Outcome, Phase, Verdict};
+use super::machine::{
+    DOWN_LIMIT, Effect, Event, Found, FoundState, Machine, Outcome, Phase, Verdict,
+};
 use super::placeholder::Placeholders;
 use super::plan::{Circumstances, Old, Plan, RestartId, Trigger, Way};
 use super::record::{Record, Records};
@@ -203,9 +205,10 @@ impl Driver {
             return Answer::Go;
         };
         let (name, ended) = (instance.name.clone(), instance.state);
-        let replaced = state.machine.as_ref().map(|machine| {
-            (machine.replaces(id), machine.holds(id))
-        });
+        let replaced = state
+            .machine
+            .as_ref()
+            .map(|machine| (machine.replaces(id), machine.holds(id)));
         if state.deleting || matches!(replaced, Some((true, false))) {
             return Answer::Go;
         }
@@ -325,7 +328,11 @@ impl Driver {
                 kill.abort();
             }
             let id = id.clone();
-            let event = if held { Event::Held(id) } else { Event::Exited(id) };
+            let event = if held {
+                Event::Held(id)
+            } else {
+                Event::Exited(id)
+            };
             self.feed(state, event);
             return;
         }
@@ -333,9 +340,10 @@ impl Driver {
             return;
         }
         let trigger = self.trigger(state, id);
-        let action = trigger.as_ref().zip(state.policy.as_ref()).and_then(
-            |(trigger, policy)| policy.action(trigger.name.as_str(), trigger.code.0),
-        );
+        let action = trigger
+            .as_ref()
+            .zip(state.policy.as_ref())
+            .and_then(|(trigger, policy)| policy.action(trigger.name.as_str(), trigger.code.0));
         match trigger.zip(action) {
             Some((trigger, action)) if !state.deleting => self.begin(state, trigger, action),
             _ => {
@@ -423,7 +431,11 @@ impl Driver {
                 .collect(),
         };
         Circumstances {
-            id: RestartId(format!("{}-{}", short(trigger.container.as_str()), state.restarts)),
+            id: RestartId(format!(
+                "{}-{}",
+                short(trigger.container.as_str()),
+                state.restarts
+            )),
             pod: self.pod.clone(),
             trigger,
             restart_policy: state.spec.as_ref().map(|spec| spec.restart_policy),
@@ -434,10 +446,11 @@ impl Driver {
     }
 
     fn is_member(&self, state: &State, name: &ContainerName) -> bool {
-        state
-            .spec
-            .as_ref()
-            .is_none_or(|spec| spec.containers.iter().any(|container| container.name == *name))
+        state.spec.as_ref().is_none_or(|spec| {
+            spec.containers
+                .iter()
+                .any(|container| container.name == *name)
+        })
     }
 
     /// An exit without a rule is let go at once, but it may be one that a restart under way waits for.
@@ -566,7 +579,11 @@ impl Driver {
             .map(|machine| machine.plan().id.clone());
         let Some(restart) = restart else { return };
         loop {
-            match self.placeholders.make(&self.tools.cri, &name, &like, &restart).await {
+            match self
+                .placeholders
+                .make(&self.tools.cri, &name, &like, &restart)
+                .await
+            {
                 Ok(id) => {
                     self.feed(&mut self.lock(), Event::PlaceholderMade(name, id));
                     return;
@@ -589,7 +606,12 @@ impl Driver {
     fn sweep(self: &Arc<Self>, id: ContainerId) {
         let driver = Arc::clone(self);
         tokio::spawn(async move {
-            while let Err(error) = driver.tools.cri.remove_when_exited(&id, Instant::now() + REMOVE_LIMIT).await {
+            while let Err(error) = driver
+                .tools
+                .cri
+                .remove_when_exited(&id, tokio::time::Instant::now() + REMOVE_LIMIT)
+                .await
+            {
                 tracing::warn!(pod = %driver.pod.key, container = %id, %error, "could not remove a container, trying again");
                 if driver.jobs.is_closed() {
                     return;

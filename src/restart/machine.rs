@@ -398,7 +398,11 @@ impl Machine {
             Phase::Clear if late || self.cleared() => {
                 if self.plan.way == Way::Cleared && !self.placeholders_going && !late {
                     self.placeholders_going = true;
-                    effects.extend(self.leftovers().into_iter().map(|(_, id)| Effect::Remove(id)));
+                    effects.extend(
+                        self.leftovers()
+                            .into_iter()
+                            .map(|(_, id)| Effect::Remove(id)),
+                    );
                     return true;
                 }
                 self.enter(Phase::Up, now, effects);
@@ -458,7 +462,11 @@ impl Machine {
     fn finish(&mut self, outcome: Outcome) -> Vec<Effect> {
         self.phase = Phase::Over;
         let mut effects = vec![Effect::Release(self.olds())];
-        effects.extend(self.leftovers().into_iter().map(|(_, id)| Effect::Remove(id)));
+        effects.extend(
+            self.leftovers()
+                .into_iter()
+                .map(|(_, id)| Effect::Remove(id)),
+        );
         effects.push(Effect::Finish(outcome));
         effects
     }

@@ -205,7 +205,11 @@ fn a_failing_init_container_is_retried_under_always() {
 
 #[test]
 fn a_completed_container_under_on_failure_is_removed_to_run_again() {
-    let shape: Shape<'_> = &[("a", Regular, RUNS), ("b", Regular, DONE), ("c", Regular, RUNS)];
+    let shape: Shape<'_> = &[
+        ("a", Regular, RUNS),
+        ("b", Regular, DONE),
+        ("c", Regular, RUNS),
+    ];
     let mut world = all(RestartPolicy::OnFailure, shape, "a");
     // It ended by itself, successfully, just before it would have been killed.
     world.handle(Event::Ended("c-0".into(), Some(ExitCode::SUCCESS)));
@@ -265,8 +269,7 @@ fn a_successor_makes_only_the_placeholders_that_are_missing() {
         found("p1", "a", true, true, FoundState::Created),
     ];
     let left = Duration::from_secs(3);
-    let (machine, effects) =
-        Machine::resume(plan, Phase::Down, &seen, left, Instant::now());
+    let (machine, effects) = Machine::resume(plan, Phase::Down, &seen, left, Instant::now());
     let made = |effect: &&Effect| matches!(effect, Effect::MakePlaceholder(..));
     assert_eq!(effects.iter().filter(made).count(), 2);
     assert!(effects.contains(&Effect::Kill("b-0".into())));

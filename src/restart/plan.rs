@@ -302,7 +302,13 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn plan() -> Plan {
-        circumstances(Some(RestartPolicy::Always), &[("a", Regular, RUNS)], "a", 42).restart_all()
+        circumstances(
+            Some(RestartPolicy::Always),
+            &[("a", Regular, RUNS)],
+            "a",
+            42,
+        )
+        .restart_all()
     }
 
     pub(crate) const RUNS: Option<Option<i32>> = Some(None);
@@ -317,7 +323,11 @@ pub(crate) mod tests {
 
     #[test]
     fn always_keeps_the_containers() {
-        let shape: Shape<'_> = &[("i", Init, DONE), ("s", Sidecar, RUNS), ("a", Regular, RUNS)];
+        let shape: Shape<'_> = &[
+            ("i", Init, DONE),
+            ("s", Sidecar, RUNS),
+            ("a", Regular, RUNS),
+        ];
         for trigger in ["s", "a"] {
             let plan = circumstances(Some(RestartPolicy::Always), shape, trigger, 42).restart_all();
             assert_eq!(plan.way, Way::Kept);
@@ -342,7 +352,11 @@ pub(crate) mod tests {
 
     #[test]
     fn never_without_inits_is_shielded_and_with_them_cleared() {
-        let plain: Shape<'_> = &[("a", Regular, RUNS), ("b", Regular, DONE), ("c", Regular, RUNS)];
+        let plain: Shape<'_> = &[
+            ("a", Regular, RUNS),
+            ("b", Regular, DONE),
+            ("c", Regular, RUNS),
+        ];
         let plan = circumstances(Some(RestartPolicy::Never), plain, "c", 42).restart_all();
         assert_eq!(plan.way, Way::Shielded);
         assert_eq!(shields(&plan), [("a", 1), ("b", 1), ("c", 2)]);
@@ -354,7 +368,11 @@ pub(crate) mod tests {
 
     #[test]
     fn a_sidecar_that_triggers_is_guarded_by_a_regular_container() {
-        let shape: Shape<'_> = &[("s", Sidecar, RUNS), ("a", Regular, RUNS), ("b", Regular, RUNS)];
+        let shape: Shape<'_> = &[
+            ("s", Sidecar, RUNS),
+            ("a", Regular, RUNS),
+            ("b", Regular, RUNS),
+        ];
         let plan = circumstances(Some(RestartPolicy::Never), shape, "s", 42).restart_all();
         assert_eq!(plan.guard, "a".into());
         assert_eq!(shields(&plan), [("s", 0), ("a", 2), ("b", 1)]);
@@ -382,9 +400,8 @@ pub(crate) mod tests {
     #[test]
     fn action_restart_is_left_to_a_kubelet_that_does_it_itself() {
         let shape: Shape<'_> = &[("s", Sidecar, RUNS), ("a", Regular, RUNS)];
-        let restart = |policy, trigger, code| {
-            circumstances(Some(policy), shape, trigger, code).restart_one()
-        };
+        let restart =
+            |policy, trigger, code| circumstances(Some(policy), shape, trigger, code).restart_one();
         assert_eq!(restart(RestartPolicy::Always, "a", 0), None);
         assert_eq!(restart(RestartPolicy::OnFailure, "a", 1), None);
         assert_eq!(restart(RestartPolicy::Never, "s", 1), None);

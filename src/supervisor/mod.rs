@@ -70,7 +70,11 @@ pub async fn run(
     let (pods, changes, events) = match client {
         Some(client) => {
             let (pods, changes) = Pods::watch(client.clone(), &config.node_name);
-            (pods, Some(changes), Some(Events::new(client, &config.node_name)))
+            (
+                pods,
+                Some(changes),
+                Some(Events::new(client, &config.node_name)),
+            )
         }
         None => {
             tracing::info!("no API server: pods are known by what the runtime tells of them");
@@ -112,10 +116,7 @@ pub async fn run(
 }
 
 /// The first socket that exists. A runtime that launches plugins does so before it listens.
-async fn cri_endpoint(
-    endpoints: &[CriEndpoint],
-    launched: bool,
-) -> Result<&CriEndpoint, RunError> {
+async fn cri_endpoint(endpoints: &[CriEndpoint], launched: bool) -> Result<&CriEndpoint, RunError> {
     loop {
         if let Some(found) = endpoints.iter().find(|it| it.socket().exists()) {
             return Ok(found);

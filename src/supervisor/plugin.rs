@@ -107,7 +107,11 @@ impl Plugin for Reprise {
     }
 
     async fn configure(&self, runtime: RuntimeInfo, _config: String) -> Result<(), Refusal> {
-        tracing::info!(runtime = runtime.name, version = runtime.version, "connected to NRI");
+        tracing::info!(
+            runtime = runtime.name,
+            version = runtime.version,
+            "connected to NRI"
+        );
         Ok(())
     }
 

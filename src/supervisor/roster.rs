@@ -139,7 +139,10 @@ impl Roster {
     pub async fn relist(&self, mut records: Vec<Record>) -> Result<(), cri::CriError> {
         let sandboxes = self.tools.cri.list_sandboxes().await?;
         let containers = self.tools.cri.list_containers(None).await?;
-        let ready: Vec<&SandboxSummary> = sandboxes.iter().filter(|it| it.state == cri::SandboxState::Ready).collect();
+        let ready: Vec<&SandboxSummary> = sandboxes
+            .iter()
+            .filter(|it| it.state == cri::SandboxState::Ready)
+            .collect();
         let gone: Vec<SandboxId> = self.read(|entries| {
             let known = entries.by_sandbox.keys();
             known
