@@ -19,3 +19,13 @@ node-up: ## Start a node: NAME=reprise K8S=1.36.3 CONTAINERD=2.3.7
 .PHONY: node-down
 node-down: ## End it and remove every trace: NAME=reprise
 	@hack/node.sh down $(NAME)
+
+##@ Tests (all of them; tests/scenarios/ needs real nodes and brings them up itself)
+
+.PHONY: test
+test: ## Everything, on the oldest and the newest kubelet
+	@hack/test.sh
+
+.PHONY: test-all
+test-all: ## The same on all kubelets and containerds
+	@hack/test.sh --all
