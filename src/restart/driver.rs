@@ -174,10 +174,9 @@ impl Driver {
     /// A container's process has ended. The exit may not be visible yet.
     pub fn ended(self: &Arc<Self>, id: &ContainerId, code: Option<ExitCode>) {
         let mut state = self.lock();
-        if !state.instances.ended(id, code) {
+        if !self.note_end(&mut state, id, code) {
             return;
         }
-        self.feed(&mut state, Event::Ended(id.clone(), code));
         if state.holds.contains_key(id) {
             self.decide(&mut state, id);
         } else {
@@ -222,9 +221,7 @@ impl Driver {
         }
         let (release, released) = oneshot::channel();
         state.holds.insert(id.clone(), release);
-        if state.instances.ended(id, None) {
-            self.feed(&mut state, Event::Ended(id.clone(), None));
-        }
+        self.note_end(&mut state, id, None);
         if held || matches!(ended, InstanceState::Ended(Some(_))) {
             self.decide(&mut state, id);
         } else {
@@ -286,7 +283,7 @@ impl Driver {
                     InstanceState::Created => {}
                     InstanceState::Running => self.feed(&mut state, Event::Started(name, id)),
                     InstanceState::Ended(code) => {
-                        self.feed(&mut state, Event::Ended(id.clone(), code));
+                        self.feed(&mut state, Event::Ended(name, id.clone(), code));
                         self.feed(&mut state, Event::Exited(id));
                     }
                 }
@@ -455,10 +452,26 @@ impl Driver {
 
     /// An exit without a rule is let go at once, but it may be one that a restart under way waits for.
     fn pass(self: &Arc<Self>, state: &mut State, id: &ContainerId) -> Answer {
-        if state.instances.ended(id, None) {
-            self.feed(state, Event::Ended(id.clone(), None));
-        }
+        self.note_end(state, id, None);
         Answer::Go
+    }
+
+    /// Returns whether this was news.
+    fn note_end(
+        self: &Arc<Self>,
+        state: &mut State,
+        id: &ContainerId,
+        code: Option<ExitCode>,
+    ) -> bool {
+        let news = state.instances.ended(id, code);
+        if let Some(instance) = state.instances.get(id)
+            && news
+            && !instance.placeholder
+        {
+            let name = instance.name.clone();
+            self.feed(state, Event::Ended(name, id.clone(), code));
+        }
+        news
     }
 
     fn let_go(self: &Arc<Self>, state: &mut State) {

@@ -49,8 +49,9 @@ pub enum Event {
     Held(ContainerId),
     /// Its exit can be seen by the kubelet, or nothing holds it.
     Exited(ContainerId),
-    /// It ended with this code; the exit may be held or not.
-    Ended(ContainerId, Option<ExitCode>),
+    /// An attempt of that container ended with this code; the exit may be held or not. It may come before the
+    /// news that it started.
+    Ended(ContainerName, ContainerId, Option<ExitCode>),
     /// It is no longer in the runtime.
     Gone(ContainerId),
     /// A placeholder for that container stands.
@@ -333,7 +334,7 @@ impl Machine {
         match event {
             Event::Held(id) => self.set_old(&id, OldState::Held),
             Event::Exited(id) => self.set_old(&id, OldState::Exited),
-            Event::Ended(id, code) => self.ended(&id, code),
+            Event::Ended(name, id, code) => effects.extend(self.ended(&name, id, code)),
             Event::Gone(id) => self.gone(&id),
             Event::PlaceholderMade(name, id) => {
                 if self.phase == Phase::Down {
@@ -679,22 +680,26 @@ impl Machine {
         }
     }
 
-    fn ended(&mut self, id: &ContainerId, code: Option<ExitCode>) {
-        if let Some(index) = self.index_of_old(id) {
+    fn ended(
+        &mut self,
+        name: &ContainerName,
+        id: ContainerId,
+        code: Option<ExitCode>,
+    ) -> Vec<Effect> {
+        if let Some(index) = self.index_of_old(&id) {
             self.progress[index].old_exit = self.progress[index].old_exit.or(code);
-            return;
+            return Vec::new();
         }
-        for progress in &mut self.progress {
-            match &progress.new {
-                NewState::Running(new) if new == id => {
-                    progress.new = NewState::Ended(id.clone(), code);
-                }
-                NewState::Ended(new, None) if new == id => {
-                    progress.new = NewState::Ended(id.clone(), code);
-                }
-                NewState::None | NewState::Running(_) | NewState::Ended(..) => {}
-            }
-        }
+        let Some(index) = self.index_of(name) else {
+            return Vec::new();
+        };
+        let progress = &mut self.progress[index];
+        let known = match &progress.new {
+            NewState::Ended(new, known) if *new == id => *known,
+            _ => None,
+        };
+        progress.new = NewState::Ended(id, code.or(known));
+        self.replaced(index)
     }
 
     fn gone(&mut self, id: &ContainerId) {
@@ -712,7 +717,6 @@ impl Machine {
         }
     }
 
-    /// A container that runs needs its placeholders no more: with them gone, the old attempt is its `lastState`.
     fn started(&mut self, name: &ContainerName, id: ContainerId) -> Vec<Effect> {
         let Some(index) = self.index_of(name) else {
             return Vec::new();
@@ -720,14 +724,15 @@ impl Machine {
         if self.index_of_old(&id).is_some() {
             return Vec::new();
         }
-        let progress = &mut self.progress[index];
-        progress.new = NewState::Running(id);
-        progress
-            .placeholders
-            .iter()
-            .cloned()
-            .map(Effect::Remove)
-            .collect()
+        self.progress[index].new = NewState::Running(id);
+        self.replaced(index)
+    }
+
+    /// A container that has started needs its placeholders no more: with them gone, the old attempt is its
+    /// `lastState`.
+    fn replaced(&self, index: usize) -> Vec<Effect> {
+        let placeholders = self.progress[index].placeholders.iter().cloned();
+        placeholders.map(Effect::Remove).collect()
     }
 }
 

@@ -93,7 +93,7 @@ impl World {
 
     fn end(&mut self, name: &str, code: i32) {
         let id = format!("{name}-1").into();
-        self.handle(Event::Ended(id, Some(ExitCode(code))));
+        self.handle(Event::Ended(name.into(), id, Some(ExitCode(code))));
     }
 
     fn removed(&self, name: &str) -> bool {
@@ -204,6 +204,15 @@ fn a_failing_init_container_is_retried_under_always() {
 }
 
 #[test]
+fn an_init_container_may_end_before_it_is_known_to_have_started() {
+    let mut world = all(RestartPolicy::Always, FULL, "a");
+    world.settle();
+    assert_eq!(world.attempt("i"), Verdict::Admit);
+    world.end("i", 0);
+    assert_eq!(world.attempt("s"), Verdict::Admit);
+}
+
+#[test]
 fn a_completed_container_under_on_failure_is_removed_to_run_again() {
     let shape: Shape<'_> = &[
         ("a", Regular, RUNS),
@@ -212,7 +221,11 @@ fn a_completed_container_under_on_failure_is_removed_to_run_again() {
     ];
     let mut world = all(RestartPolicy::OnFailure, shape, "a");
     // It ended by itself, successfully, just before it would have been killed.
-    world.handle(Event::Ended("c-0".into(), Some(ExitCode::SUCCESS)));
+    world.handle(Event::Ended(
+        "c".into(),
+        "c-0".into(),
+        Some(ExitCode::SUCCESS),
+    ));
     world.settle();
     assert!(world.removed("b-0") && world.removed("c-0") && !world.removed("a-0"));
 }
