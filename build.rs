@@ -5,7 +5,8 @@ use std::{env, fs, io};
 
 fn main() -> io::Result<()> {
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or_else(|| io::Error::other("no OUT_DIR"))?);
-    nri(&out)
+    nri(&out)?;
+    cri()
 }
 
 /// NRI speaks ttrpc. The generators are pure Rust: no protoc is needed.
@@ -30,5 +31,44 @@ fn nri(out: &Path) -> io::Result<()> {
         let lines: Vec<&str> = code.lines().filter(|line| !inner(line)).collect();
         fs::write(&path, lines.join("\n"))?;
     }
+    Ok(())
+}
+
+/// The CRI and containerd's own API.
+fn cri() -> io::Result<()> {
+    const FILES: [&str; 4] = [
+        "cri.proto",
+        "containerd/events.proto",
+        "containerd/services_events.proto",
+        "containerd/services_tasks.proto",
+    ];
+    println!("cargo:rerun-if-changed=protos/cri.proto");
+    println!("cargo:rerun-if-changed=protos/containerd");
+    let descriptors = protox::compile(FILES, ["protos"]).map_err(io::Error::other)?;
+    tonic_prost_build::configure()
+        .build_transport(false)
+        .btree_map(".")
+        // containerd prints CRI messages as JSON: Go's field names, defaults left out.
+        .message_attribute(
+            ".runtime.v1",
+            "#[derive(serde::Serialize, serde::Deserialize)]\n#[serde(default)]",
+        )
+        .field_attribute(
+            ".runtime.v1.Mount.uidMappings",
+            "#[serde(rename = \"uidMappings\")]",
+        )
+        .field_attribute(
+            ".runtime.v1.Mount.gidMappings",
+            "#[serde(rename = \"gidMappings\")]",
+        )
+        .field_attribute(
+            ".runtime.v1.ContainerConfig.CDI_devices",
+            "#[serde(rename = \"CDI_devices\")]",
+        )
+        .field_attribute(
+            ".runtime.v1.KeyValue.value",
+            "#[serde(with = \"crate::cri::config::text\")]",
+        )
+        .compile_fds(descriptors)?;
     Ok(())
 }

@@ -1,2 +1,88 @@
 //! Starts the command that was asked for, nothing else.
-fn main() {}
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use anyhow::Context;
+use reprise::check;
+use reprise::cli::{Cli, Command};
+use reprise::config::{Config, LogFormat, RunArgs};
+use reprise::exit_hold::hook::{self, HookArgs};
+use reprise::nri::Launched;
+use reprise::supervisor;
+use tokio::signal::unix::{SignalKind, signal};
+
+fn main() -> ExitCode {
+    // First of all: the runtime waits for its hook, and a command line parser is slower than the hook itself.
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if let Some(("hook", rest)) = args.split_first().map(|(name, rest)| (name.as_str(), rest))
+        && let Some(args) = HookArgs::parse(rest)
+    {
+        hook::run(&args, io::stdin());
+        return ExitCode::SUCCESS;
+    }
+    let launched_by_nri = std::env::var_os("NRI_PLUGIN_NAME").is_some();
+    let cli = Cli::from_arguments(std::env::args_os(), launched_by_nri)
+        .unwrap_or_else(|error| error.exit());
+    start(cli.command).unwrap_or_else(|error| {
+        eprintln!("reprise: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn start(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Run(args) => run(*args),
+        Command::Hook => anyhow::bail!("the hook is run by the container runtime only"),
+        Command::Check(args) => {
+            let all_well = check::run(&args.files, io::stdin(), &mut io::stdout().lock())?;
+            Ok(if all_well {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::FAILURE
+            })
+        }
+        Command::Version => {
+            writeln!(io::stdout(), "reprise {}", env!("CARGO_PKG_VERSION"))?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
+    let config = Config::load(args)?;
+    log_to_stderr(&config);
+    let launched = Launched::from_env()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("cannot start the async runtime")?;
+    runtime.block_on(async {
+        let shutdown = asked_to_stop().context("cannot watch for signals")?;
+        supervisor::run(config, launched, shutdown).await?;
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+fn asked_to_stop() -> io::Result<impl Future<Output = ()>> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
+}
+
+fn log_to_stderr(config: &Config) {
+    let lines = tracing_subscriber::fmt()
+        .with_writer(io::stderr)
+        .with_target(false)
+        .with_max_level(tracing::Level::from(config.log_level));
+    match config.log_format {
+        LogFormat::Text => lines.with_ansi(false).init(),
+        LogFormat::Json => lines.json().init(),
+    }
+}

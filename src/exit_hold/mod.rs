@@ -1,1 +1,21 @@
-//! placeholder
+//! Keeps a container's exit from being seen until the plugin has decided what it means.
+//!
+//! The runtime runs an OCI `poststop` hook after a container's processes are gone and before its
+//! status turns EXITED. The [`hook`] knocks at the plugin's socket; the [`server`] answers whether to wait.
+//! Both sides give up after [`LIMIT`]: containerd stops waiting for an exit to be handled after 10 s.
+
+use std::time::Duration;
+
+pub mod hook;
+mod server;
+
+pub(crate) use server::private_dir;
+pub use server::{Answer, Knock, Server, ServerError};
+
+/// How long an exit can be held at the most, from the hook's start.
+pub const LIMIT: Duration = Duration::from_secs(8);
+
+/// The three words of the protocol. The hook says `<container id> <milliseconds waited>\n` and gets
+/// `wait\n`, followed by `go\n` once the exit may be seen; or `go\n` at once.
+const WAIT: &str = "wait\n";
+const GO: &str = "go\n";

@@ -1,1 +1,200 @@
-//! placeholder
+//! What is known of one pod with restart rules: its containers, merged from NRI, CRI and the event stream.
+//!
+//! Pure bookkeeping: whoever owns a [`Pod`] tells it what it heard. Containers of other pods are never kept.
+
+use std::collections::BTreeMap;
+
+use crate::ids::{ContainerId, ContainerName, ExitCode};
+
+/// The annotation by which a placeholder is known: its value is the restart that made it.
+pub const PLACEHOLDER_ANNOTATION: &str = "reprise.dev/placeholder";
+
+/// How far a container's process is, which is sooner than what the CRI shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InstanceState {
+    /// Created, not started.
+    Created,
+    /// Its process runs.
+    Running,
+    /// Its process has ended; the code may come later than the news.
+    Ended(Option<ExitCode>),
+}
+
+/// One container in the runtime: an attempt, or a placeholder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Instance {
+    /// The name it has in the pod.
+    pub name: ContainerName,
+    /// How far it is.
+    pub state: InstanceState,
+    /// Whether it is one of our placeholders.
+    pub placeholder: bool,
+    /// When it was created: nanoseconds since the Unix epoch.
+    pub created_at: i64,
+}
+
+/// The containers of one pod.
+#[derive(Debug, Default)]
+pub struct Instances {
+    by_id: BTreeMap<ContainerId, Instance>,
+}
+
+impl Instances {
+    /// Takes note of a container that is new, or known better than before: an end is never taken back.
+    pub fn insert(&mut self, id: ContainerId, instance: Instance) {
+        let ended = self
+            .by_id
+            .get(&id)
+            .map(|known| known.state)
+            .filter(|state| matches!(state, InstanceState::Ended(_)));
+        let state = match (ended, instance.state) {
+            (Some(InstanceState::Ended(Some(code))), _) => InstanceState::Ended(Some(code)),
+            (Some(_), InstanceState::Created | InstanceState::Running) => {
+                InstanceState::Ended(None)
+            }
+            (_, state) => state,
+        };
+        self.by_id.insert(id, Instance { state, ..instance });
+    }
+
+    /// Its process runs. Returns its name unless it is unknown or has ended already.
+    pub fn started(&mut self, id: &ContainerId) -> Option<ContainerName> {
+        let instance = self.by_id.get_mut(id)?;
+        if matches!(instance.state, InstanceState::Ended(_)) {
+            return None;
+        }
+        instance.state = InstanceState::Running;
+        Some(instance.name.clone())
+    }
+
+    /// Its process has ended; a code once known stays. Returns whether this was news.
+    pub fn ended(&mut self, id: &ContainerId, code: Option<ExitCode>) -> bool {
+        let Some(instance) = self.by_id.get_mut(id) else {
+            return false;
+        };
+        let known = match instance.state {
+            InstanceState::Ended(known) => known,
+            InstanceState::Created | InstanceState::Running => {
+                instance.state = InstanceState::Ended(code);
+                return true;
+            }
+        };
+        if known.is_none() && code.is_some() {
+            instance.state = InstanceState::Ended(code);
+            return true;
+        }
+        false
+    }
+
+    /// It is no longer in the runtime.
+    pub fn removed(&mut self, id: &ContainerId) {
+        self.by_id.remove(id);
+    }
+
+    /// The container of that id.
+    #[must_use]
+    pub fn get(&self, id: &ContainerId) -> Option<&Instance> {
+        self.by_id.get(id)
+    }
+
+    /// The newest attempt of that name, placeholders aside.
+    #[must_use]
+    pub fn newest(&self, name: &ContainerName) -> Option<(&ContainerId, &Instance)> {
+        self.by_id
+            .iter()
+            .filter(|(_, instance)| instance.name == *name && !instance.placeholder)
+            .max_by_key(|(_, instance)| instance.created_at)
+    }
+
+    /// The attempt of that name whose process runs.
+    #[must_use]
+    pub fn running(&self, name: &ContainerName) -> Option<&ContainerId> {
+        self.by_id
+            .iter()
+            .find(|(_, instance)| {
+                instance.name == *name
+                    && !instance.placeholder
+                    && instance.state == InstanceState::Running
+            })
+            .map(|(id, _)| id)
+    }
+
+    /// All containers.
+    pub fn iter(&self) -> impl Iterator<Item = (&ContainerId, &Instance)> {
+        self.by_id.iter()
+    }
+
+    /// The names of all containers, in the order in which each was first created.
+    #[must_use]
+    pub fn names_by_creation(&self) -> Vec<ContainerName> {
+        let mut first: BTreeMap<&ContainerName, i64> = BTreeMap::new();
+        for instance in self.by_id.values().filter(|instance| !instance.placeholder) {
+            let at = first.entry(&instance.name).or_insert(i64::MAX);
+            *at = (*at).min(instance.created_at);
+        }
+        let mut names: Vec<_> = first.into_iter().collect();
+        names.sort_by_key(|&(_, at)| at);
+        names.into_iter().map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Keeps only the containers for which `keep` says so.
+    pub fn retain(&mut self, mut keep: impl FnMut(&ContainerId) -> bool) {
+        self.by_id.retain(|id, _| keep(id));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn instance(name: &str, state: InstanceState, created_at: i64) -> Instance {
+        Instance {
+            name: name.into(),
+            state,
+            placeholder: false,
+            created_at,
+        }
+    }
+
+    #[test]
+    fn an_end_is_never_taken_back_by_older_news() {
+        let mut pod = Instances::default();
+        let id = ContainerId::from("c1");
+        pod.insert(id.clone(), instance("a", InstanceState::Running, 1));
+        assert!(pod.ended(&id, None));
+        assert!(pod.ended(&id, Some(ExitCode(42))));
+        assert!(!pod.ended(&id, Some(ExitCode(0))));
+        assert_eq!(pod.started(&id), None);
+        pod.insert(id.clone(), instance("a", InstanceState::Running, 1));
+        assert_eq!(
+            pod.get(&id).unwrap().state,
+            InstanceState::Ended(Some(ExitCode(42)))
+        );
+    }
+
+    #[test]
+    fn placeholders_are_no_attempts() {
+        let mut pod = Instances::default();
+        pod.insert("c1".into(), instance("a", InstanceState::Running, 1));
+        pod.insert(
+            "c2".into(),
+            Instance {
+                placeholder: true,
+                ..instance("a", InstanceState::Created, 2)
+            },
+        );
+        assert_eq!(pod.newest(&"a".into()).unwrap().0, &"c1".into());
+        assert_eq!(pod.running(&"a".into()), Some(&"c1".into()));
+    }
+
+    #[test]
+    fn names_come_in_the_order_of_their_first_attempt() {
+        let mut pod = Instances::default();
+        pod.insert("c3".into(), instance("init", InstanceState::Running, 9));
+        pod.insert("c2".into(), instance("main", InstanceState::Running, 5));
+        pod.insert("c1".into(), instance("init", InstanceState::Ended(None), 1));
+        let names = pod.names_by_creation();
+        assert_eq!(names, vec!["init".into(), "main".into()]);
+        assert_eq!(pod.newest(&"init".into()).unwrap().0, &"c3".into());
+    }
+}

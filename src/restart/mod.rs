@@ -1,1 +1,7 @@
-//! placeholder
+//! Restarts of one pod: the [`plan`], the pure [`machine`] that carries it out, and the [`driver`] that acts.
+
+pub mod driver;
+pub mod machine;
+mod placeholder;
+pub mod plan;
+pub mod record;

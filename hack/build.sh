@@ -1,0 +1,144 @@
+# Builds Kubernetes and containerd from their Go modules; installs what Debian has. Sourced.
+# shellcheck shell=bash
+
+readonly NRI_VERSION=0.12.0
+readonly CRI_API_VERSION=0.36.3
+readonly CONTAINERD_API_VERSION=1.11.1
+
+readonly DEBIAN_PACKAGES=(etcd-server runc containernetworking-plugins busybox-static iproute2
+    jq openssl curl)
+
+packages_missing() {
+    local package
+    for package in "${DEBIAN_PACKAGES[@]}"; do
+        [[ $(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null) == installed ]] ||
+            echo "$package"
+    done
+}
+
+ensure_packages() {
+    [[ -z $(packages_missing) ]] || with_lock "$CACHE/lock/packages" install_packages
+}
+
+install_packages() {
+    local missing policy=/usr/sbin/policy-rc.d made=
+    mapfile -t missing < <(packages_missing)
+    ((${#missing[@]})) || return 0
+    say "installing ${missing[*]}"
+    # etcd-server would start a service of its own; policy-rc.d 101 is Debian's way to forbid that.
+    if [[ ! -e $policy ]]; then
+        printf '#!/bin/sh\nexit 101\n' >$policy
+        chmod 755 $policy
+        made=1
+    fi
+    local failed=0
+    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+        "${missing[@]}" >"$CACHE/apt.log" 2>&1 || failed=1
+    [[ -z $made ]] || rm -f $policy
+    ((!failed)) || die "apt-get failed, see $CACHE/apt.log (has 'apt-get update' been run?)"
+}
+
+# Fetches one module and prints a field of what `go mod download` says about it.
+module() { # PATH@VERSION FIELD
+    (cd / && go mod download -json "$1") | jq -er ".$2"
+}
+
+# `go build` in a module made for the occasion, a line of progress before and after each command.
+go_build() { # DIR OUT LDFLAGS TAGS PACKAGE...
+    local dir=$1 out=$2 ldflags=$3 tags=$4 package began
+    shift 4
+    for package in "$@"; do
+        began=$SECONDS
+        say "building $package"
+        (cd "$dir" && CGO_ENABLED=0 GOFLAGS=-mod=mod GOWORK=off nice \
+            go build -trimpath -buildvcs=false -tags "$tags" -ldflags "-s -w $ldflags" \
+            -o "$out/" "$package") >"$dir/log" 2>&1 || {
+            tail -n 30 "$dir/log" >&2
+            die "cannot build $package"
+        }
+        say "built $(basename "$package") in $((SECONDS - began)) s"
+    done
+}
+
+# The module's own go.mod and go.sum pin every dependency; ours is theirs under another name,
+# requiring them.
+borrow_module() { # DIR PATH VERSION
+    local dir=$1 path=$2 version=$3 source
+    source=$(module "$path@v$version" Dir) || die "cannot fetch $path v$version"
+    install -m 644 "$source/go.mod" "$source/go.sum" "$dir/"
+    (cd "$dir" && go mod edit -module reprise.test/build -require "$path@v$version")
+}
+
+build_kubernetes() { # VERSION TEMP
+    local version=$1 temp=$2 minor staged
+    minor=$(cut -d. -f2 <<<"$version")
+    borrow_module "$temp/src" k8s.io/kubernetes "$version"
+    # k8s.io/api and its like are directories in the release's source tree and modules v0.MINOR.PATCH
+    # in the proxy.
+    for staged in $(cd "$temp/src" && go mod edit -json |
+        jq -r '.Replace[] | select(.New.Path | startswith("./staging")) | .Old.Path'); do
+        (cd "$temp/src" && go mod edit -replace "$staged=$staged@v0.${version#*.}")
+    done
+    # Unstamped binaries call themselves v0.0.0 and refuse each other.
+    local stamp=k8s.io/component-base/version
+    go_build "$temp/src" "$temp/bin" "-X $stamp.gitVersion=v$version -X $stamp.gitMajor=1 \
+        -X $stamp.gitMinor=$minor -X $stamp.gitTreeState=clean" "" \
+        k8s.io/kubernetes/cmd/{kubelet,kube-apiserver,kubectl}
+}
+
+build_containerd() { # VERSION TEMP
+    local version=$1 temp=$2 path=github.com/containerd/containerd
+    [[ $version == 1.* ]] || path+=/v2
+    borrow_module "$temp/src" "$path" "$version"
+    # An exclude or a replace holds for the main module alone, so it is wanted here as there; only a
+    # replace by a directory of the source tree has no meaning outside it.
+    local replaced
+    for replaced in $(cd "$temp/src" && go mod edit -json |
+        jq -r '.Replace // [] | .[] | select(.New.Path | startswith("./")) | .Old.Path'); do
+        (cd "$temp/src" && go mod edit -dropreplace "$replaced")
+    done
+    go_build "$temp/src" "$temp/bin" "-X $path/version.Version=v$version" \
+        "no_btrfs no_devmapper no_zfs urfave_cli_no_docs" \
+        "$path"/cmd/{containerd,containerd-shim-runc-v2,ctr}
+}
+
+# Builds into a directory beside the wanted one and renames it at the end: what is there is whole.
+build_once() { # TARGET FUNCTION VERSION
+    local target=$1 function=$2 version=$3 temp
+    [[ -d $target ]] && return
+    temp=$(mktemp -d "$CACHE/tmp.XXXXXX")
+    # shellcheck disable=SC2064 # the local is gone when the lock's subshell ends
+    trap "rm -rf '$temp'" EXIT
+    mkdir -p "$temp/src" "$temp/bin" "$CACHE/bin"
+    "$function" "$version" "$temp"
+    mv -T "$temp/bin" "$target"
+}
+
+ensure() { # TARGET FUNCTION VERSION
+    [[ -d $1 ]] || with_lock "$CACHE/lock/$(basename "$1")" build_once "$@"
+}
+ensure_kubernetes() { ensure "$(k8s_bin "$1")" build_kubernetes "$1"; }
+ensure_containerd() { ensure "$(containerd_bin "$1")" build_containerd "$1"; }
+
+copy_protos() { # _ TEMP, see build_once
+    local temp=$2
+    install -m 644 "$(module github.com/containerd/nri@v$NRI_VERSION Dir)/pkg/api/api.proto" \
+        "$temp/bin/nri.proto"
+    install -m 644 "$(module k8s.io/cri-api@v$CRI_API_VERSION Dir)/pkg/apis/runtime/v1/api.proto" \
+        "$temp/bin/cri.proto"
+    cp -r "$(module github.com/containerd/containerd/api@v$CONTAINERD_API_VERSION Dir)" \
+        "$temp/bin/containerd"
+    chmod -R u+w "$temp/bin/containerd"
+}
+
+protos_dir() { echo "$CACHE/protos-nri$NRI_VERSION-cri$CRI_API_VERSION-containerd$CONTAINERD_API_VERSION"; }
+
+# Copies, so that they outlive `go clean -modcache`.
+ensure_protos() { ensure "$(protos_dir)" copy_protos -; }
+
+print_protos() {
+    local dir
+    ensure_protos >&2
+    dir=$(protos_dir)
+    printf 'nri=%s\ncri=%s\ncontainerd=%s\n' "$dir/nri.proto" "$dir/cri.proto" "$dir/containerd"
+}

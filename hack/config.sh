@@ -1,0 +1,298 @@
+# Writes what the node's four components read: certificates, kubeconfigs, configuration. Sourced.
+# shellcheck shell=bash
+
+# Everything below works on the node that use_node (node.sh) has chosen: NODE, DIR, SLOT, K8S,
+# CONTAINERD, GATES, NRI, NRI_PLUGINS.
+
+# Below the range of ephemeral ports, so that no outgoing connection is ever in the way.
+port() { # etcd | etcd-peer | apiserver | kubelet | kubelet-health
+    local base=$((21000 + SLOT * 10))
+    case $1 in
+    etcd) echo $base ;;
+    etcd-peer) echo $((base + 1)) ;;
+    apiserver) echo $((base + 2)) ;;
+    kubelet) echo $((base + 3)) ;;
+    kubelet-health) echo $((base + 4)) ;;
+    esac
+}
+
+bridge() { echo "reprise$SLOT"; }
+pod_subnet() { echo "10.213.$SLOT.0/24"; }
+
+# The bridge's own address is the node's: a loopback address is none in the kubelet's eyes, and the
+# API server reaches the kubelet at this one without leaving the machine.
+node_ip() { echo "10.213.$SLOT.1"; }
+
+cgroup() { echo "/reprise-$NODE"; }
+
+token() { openssl rand -hex 16; }
+
+write_configs() {
+    mkdir -p "$DIR"/{pki,log,run,cni,nri/plugins,nri/conf.d,pod-logs,volume-plugins}
+    write_certificates
+    write_credentials
+    write_cni_config
+    write_kubelet_config
+    if [[ $CONTAINERD == 1.* ]]; then
+        write_containerd_1_config
+    else
+        write_containerd_2_config
+    fi
+    write_commands
+}
+
+# A CA and a server certificate that strict clients take: the leaf is no CA and names its address.
+write_certificates() {
+    local pki=$DIR/pki
+    openssl genrsa -out "$pki/service-account.key" 2048 2>/dev/null
+    cat >"$pki/openssl.cnf" <<END
+[req]
+distinguished_name = name
+prompt = no
+[name]
+CN = reprise-$NODE
+[ca]
+basicConstraints = critical, CA:TRUE
+keyUsage = critical, keyCertSign
+subjectKeyIdentifier = hash
+[server]
+basicConstraints = critical, CA:FALSE
+keyUsage = critical, digitalSignature
+extendedKeyUsage = serverAuth
+subjectAltName = IP:127.0.0.1, DNS:localhost
+END
+    openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 365 \
+        -config "$pki/openssl.cnf" -extensions ca -keyout "$pki/ca.key" -out "$pki/ca.crt" 2>/dev/null
+    openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=kube-apiserver \
+        -config "$pki/openssl.cnf" -keyout "$pki/apiserver.key" 2>/dev/null |
+        openssl x509 -req -days 365 -CA "$pki/ca.crt" -CAkey "$pki/ca.key" -CAcreateserial \
+            -extfile "$pki/openssl.cnf" -extensions server -out "$pki/apiserver.crt" 2>/dev/null
+}
+
+write_credentials() {
+    local admin kubelet plugin
+    admin=$(token) kubelet=$(token) plugin=$(token)
+    cat >"$DIR/pki/tokens.csv" <<END
+$admin,admin,admin,"system:masters"
+$plugin,reprise,reprise,"system:masters"
+$kubelet,system:node:$NODE,system:node:$NODE,"system:nodes"
+END
+    write_kubeconfig admin "$admin"
+    write_kubeconfig plugin "$plugin"
+    write_kubeconfig kubelet "$kubelet"
+}
+
+write_kubeconfig() { # USER TOKEN
+    (umask 077 && cat >"$DIR/$1.kubeconfig") <<END
+apiVersion: v1
+kind: Config
+current-context: $NODE
+contexts:
+- name: $NODE
+  context: {cluster: $NODE, user: $1}
+clusters:
+- name: $NODE
+  cluster:
+    server: https://127.0.0.1:$(port apiserver)
+    certificate-authority-data: $(base64 -w0 "$DIR/pki/ca.crt")
+users:
+- name: $1
+  user: {token: $2}
+END
+}
+
+# The bridge is made by machine.sh and no gateway for the plugin: as one it would switch on
+# forwarding for the whole machine. No NAT either, hence no iptables rules.
+write_cni_config() {
+    mkdir -p "$DIR/cni/net.d"
+    cat >"$DIR/cni/net.d/10-reprise.conflist" <<END
+{
+  "cniVersion": "1.0.0",
+  "name": "reprise-$NODE",
+  "plugins": [
+    {
+      "type": "bridge",
+      "bridge": "$(bridge)",
+      "ipam": {
+        "type": "host-local",
+        "dataDir": "$DIR/cni/ipam",
+        "ranges": [[{"subnet": "$(pod_subnet)", "gateway": "$(node_ip)"}]],
+        "routes": [{"dst": "0.0.0.0/0"}]
+      }
+    }
+  ]
+}
+END
+}
+
+write_kubelet_config() {
+    # failCgroupV1: from 1.35 a machine with cgroup v1 is refused otherwise.
+    # enforceNodeAllocatable, oomScoreAdj: need CAP_SYS_RESOURCE, which containers often lack.
+    # clusterDNS: there is none; the node's address refuses at once, and no address at all would
+    # earn every pod a warning event.
+    # evictionHard, imageGC...: the machine's disk is shared, and its being full is not our business.
+    cat >"$DIR/kubelet.yaml" <<END
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+address: $(node_ip)
+port: $(port kubelet)
+healthzBindAddress: 127.0.0.1
+healthzPort: $(port kubelet-health)
+readOnlyPort: 0
+authentication:
+  anonymous: {enabled: true}
+  webhook: {enabled: false}
+authorization: {mode: AlwaysAllow}
+containerRuntimeEndpoint: unix://$DIR/containerd.sock
+cgroupDriver: cgroupfs
+cgroupRoot: $(cgroup)
+failCgroupV1: false
+failSwapOn: false
+enforceNodeAllocatable: []
+localStorageCapacityIsolation: false
+oomScoreAdj: 0
+resolvConf: ""
+clusterDNS: ["$(node_ip)"]
+maxPods: 200
+podLogsDir: $DIR/pod-logs
+volumePluginDir: $DIR/volume-plugins
+makeIPTablesUtilChains: false
+imageGCHighThresholdPercent: 100
+evictionHard:
+  memory.available: "0%"
+  nodefs.available: "0%"
+  nodefs.inodesFree: "0%"
+  imagefs.available: "0%"
+  imagefs.inodesFree: "0%"
+END
+}
+
+write_containerd_head() { # CONFIG_VERSION
+    cat <<END
+version = $1
+root = "$DIR/containerd/root"
+state = "$DIR/containerd/state"
+disabled_plugins = [
+  "io.containerd.internal.v1.opt",
+  "io.containerd.internal.v1.tracing",
+  "io.containerd.tracing.processor.v1.otlp",
+  "io.containerd.snapshotter.v1.blockfile",
+  "io.containerd.snapshotter.v1.erofs",
+  "io.containerd.snapshotter.v1.native",
+]
+
+[grpc]
+address = "$DIR/containerd.sock"
+
+[plugins."io.containerd.nri.v1.nri"]
+disable = $([[ $NRI == on ]] && echo false || echo true)
+socket_path = "$DIR/nri/nri.sock"
+plugin_path = "$NRI_PLUGINS"
+plugin_config_path = "$DIR/nri/conf.d"
+END
+}
+
+# The runtime section of the CRI plugin, which moved between the versions but kept its keys.
+# restrict_oom_score_adj: lowering a score needs CAP_SYS_RESOURCE.
+# Root, netns_mounts_under_state_dir: by default in /run, shared with every other containerd.
+write_containerd_runtime() { # PLUGIN CNI_BIN_KEY
+    cat <<END
+
+[plugins."$1"]
+restrict_oom_score_adj = true
+netns_mounts_under_state_dir = true
+
+[plugins."$1".containerd]
+default_runtime_name = "runc"
+
+[plugins."$1".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+
+[plugins."$1".containerd.runtimes.runc.options]
+SystemdCgroup = false
+Root = "$DIR/runc"
+
+[plugins."$1".cni]
+$2
+conf_dir = "$DIR/cni/net.d"
+END
+}
+
+write_containerd_1_config() {
+    {
+        write_containerd_head 2
+        write_containerd_runtime io.containerd.grpc.v1.cri 'bin_dir = "/usr/lib/cni"' |
+            sed "/^restrict_oom_score_adj/i sandbox_image = \"$PAUSE_IMAGE\""
+    } >"$DIR/containerd.toml"
+}
+
+write_containerd_2_config() {
+    {
+        write_containerd_head 3
+        printf '\n[plugins."io.containerd.cri.v1.images".pinned_images]\nsandbox = "%s"\n' "$PAUSE_IMAGE"
+        write_containerd_runtime io.containerd.cri.v1.runtime 'bin_dirs = ["/usr/lib/cni"]'
+    } >"$DIR/containerd.toml"
+}
+
+# One script per component: what starts it the first time starts it again after a fault. The
+# environment is clean because a proxy of the caller's would get the API server's calls to the
+# kubelet.
+write_command() { # COMPONENT PROGRAM ARGS...
+    local file=$DIR/run/$1.sh
+    shift
+    {
+        echo '#!/bin/sh'
+        printf 'exec env -i HOME=/root PATH=%q' \
+            "$(containerd_bin "$CONTAINERD"):/usr/sbin:/usr/bin:/sbin:/bin"
+        printf ' %q' "$@"
+        echo
+    } >"$file"
+    chmod 755 "$file"
+}
+
+write_commands() {
+    local etcd peer gates=()
+    etcd=http://127.0.0.1:$(port etcd) peer=http://127.0.0.1:$(port etcd-peer)
+    [[ -z $GATES ]] || gates=(--feature-gates="$GATES")
+
+    write_command etcd etcd --data-dir="$DIR/etcd" --unsafe-no-fsync \
+        --listen-client-urls="$etcd" --advertise-client-urls="$etcd" \
+        --listen-peer-urls="$peer" --initial-advertise-peer-urls="$peer" \
+        --initial-cluster=default="$peer"
+
+    # No controller makes service accounts or their tokens here, so admission must not ask for them.
+    write_command apiserver "$(k8s_bin "$K8S")/kube-apiserver" --v=2 "${gates[@]}" \
+        --etcd-servers="$etcd" --bind-address=127.0.0.1 --secure-port="$(port apiserver)" \
+        --advertise-address="$(node_ip)" --endpoint-reconciler-type=none \
+        --service-cluster-ip-range=10.96.0.0/16 --cert-dir="$DIR/pki" \
+        --tls-cert-file="$DIR/pki/apiserver.crt" --tls-private-key-file="$DIR/pki/apiserver.key" \
+        --token-auth-file="$DIR/pki/tokens.csv" --authorization-mode=Node,RBAC \
+        --service-account-issuer=https://kubernetes.default.svc \
+        --service-account-key-file="$DIR/pki/service-account.key" \
+        --service-account-signing-key-file="$DIR/pki/service-account.key" \
+        --disable-admission-plugins=ServiceAccount --allow-privileged=true \
+        --kubelet-preferred-address-types=InternalIP
+
+    write_command containerd "$(containerd_bin "$CONTAINERD")/containerd" \
+        --config="$DIR/containerd.toml"
+
+    write_command kubelet "$(k8s_bin "$K8S")/kubelet" --v=2 "${gates[@]}" \
+        --config="$DIR/kubelet.yaml" --kubeconfig="$DIR/kubelet.kubeconfig" \
+        --root-dir="$DIR/kubelet" --cert-dir="$DIR/kubelet-pki" \
+        --hostname-override="$NODE" --node-ip="$(node_ip)"
+}
+
+write_env() {
+    cat >"$DIR/env" <<END
+KUBECONFIG=$DIR/admin.kubeconfig
+PLUGIN_KUBECONFIG=$DIR/plugin.kubeconfig
+CRI_ENDPOINT=unix://$DIR/containerd.sock
+NRI_SOCKET=$DIR/nri/nri.sock
+NODE_NAME=$NODE
+NODE_DIR=$DIR
+KUBELET_LOGS=$DIR/pod-logs
+KUBECTL=$(k8s_bin "$K8S")/kubectl
+CTR=$(containerd_bin "$CONTAINERD")/ctr
+BUSYBOX_IMAGE=$BUSYBOX_IMAGE
+END
+}

@@ -1,0 +1,44 @@
+# Shared by the scripts in this directory: names, versions, locks, waiting. Sourced, never run.
+# shellcheck shell=bash
+
+readonly K8S_VERSIONS=(1.33.13 1.34.4 1.35.4 1.36.3)
+readonly CONTAINERD_VERSIONS=(1.7.35 2.3.7 2.4.2)
+readonly DEFAULT_K8S=1.36.3
+readonly DEFAULT_CONTAINERD=2.3.7
+
+readonly CACHE=${REPRISE_CACHE:-$HOME/.cache/reprise}
+
+# Progress is a shell comment, so that the output of `node.sh up` as a whole can be evaluated.
+say() { printf '# %s %s\n' "$(date +%T)" "$*"; }
+
+die() {
+    printf 'error: %s\n' "$*" >&2
+    exit 1
+}
+
+one_of() { # WHAT VALUE ALLOWED...
+    local what=$1 value=$2 allowed
+    shift 2
+    for allowed in "$@"; do
+        [[ $value == "$allowed" ]] && return
+    done
+    die "no such $what: '$value' (known: $*)"
+}
+
+k8s_bin() { echo "$CACHE/bin/kubernetes-$1"; }
+containerd_bin() { echo "$CACHE/bin/containerd-$1"; }
+
+# Runs a function in a subshell while no other run of these scripts holds that lock. Nothing that
+# lives on may be started in it: it would inherit the lock.
+with_lock() { # FILE FUNCTION ARGS...
+    local file=$1
+    shift
+    mkdir -p "$(dirname "$file")"
+    (
+        if ! flock --nonblock 9; then
+            say "waiting for another run, which holds $file" >&2
+            flock 9
+        fi
+        "$@"
+    ) 9>"$file"
+}

@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Everything that can be said about the code without running it: format, lints, the oldest compiler,
+# what it depends on, and the scripts.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+readonly CACHE=${REPRISE_CACHE:-$HOME/.cache/reprise}
+readonly DENY_VERSION=0.20.2
+PATH=$PATH:$CACHE/tools/bin
+
+step() { printf '\n== %s\n' "$*"; }
+
+die() {
+    printf 'error: %s\n' "$*" >&2
+    exit 1
+}
+
+# The oldest compiler that Cargo.toml promises must do; says whether exactly that one was tried.
+check_oldest_compiler() {
+    local oldest current installed
+    oldest=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+    current=$(rustc --version | cut -d ' ' -f 2)
+    [[ -n $oldest ]] || die "Cargo.toml has no rust-version"
+    if [[ $(printf '%s\n' "$oldest" "$current" | sort --version-sort | head -n 1) != "$oldest" ]]; then
+        die "rustc $current is older than $oldest, which Cargo.toml asks for"
+    fi
+    if [[ $current == "$oldest" || $current == "$oldest".* ]]; then
+        echo "rustc $current is the oldest that is supported: every check here is made with it"
+        return
+    fi
+    installed=$(rustup toolchain list 2>/dev/null | grep -oE "^${oldest//./\\.}(\.[0-9]+)?-[^ ]+" | head -n 1) || true
+    if [[ -n $installed ]]; then
+        cargo "+$installed" check --locked --all-targets
+        echo "checked with $installed, the oldest that is supported"
+    else
+        echo "not checked with rustc $oldest, the oldest that is supported: it is not installed"
+    fi
+}
+
+check_dependencies() {
+    if ! command -v cargo-deny >/dev/null; then
+        cargo install cargo-deny --locked --version "$DENY_VERSION" --root "$CACHE/tools"
+    fi
+    cargo deny --locked check --hide-inclusion-graph bans licenses sources
+    # The database of advisories is on the network, and no reason to fail where there is none.
+    if cargo deny --locked fetch db >/dev/null 2>&1; then
+        cargo deny --locked check --disable-fetch --hide-inclusion-graph advisories
+    else
+        echo "advisories not checked: their database cannot be fetched"
+    fi
+}
+
+check_scripts() {
+    if ! command -v shellcheck >/dev/null; then
+        apt-get install --yes --quiet shellcheck >/dev/null || die "shellcheck is missing: install it"
+    fi
+    local scripts=(hack/*.sh)
+    [[ ! -e .ci/run ]] || scripts+=(.ci/run)
+    shellcheck --external-sources "${scripts[@]}"
+}
+
+step "format"
+cargo fmt --all --check
+step "lints"
+cargo clippy --locked --all-targets -- -D warnings
+step "oldest compiler"
+check_oldest_compiler
+step "dependencies"
+check_dependencies
+step "scripts"
+check_scripts

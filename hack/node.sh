@@ -1,0 +1,202 @@
+#!/usr/bin/env bash
+# A real Kubernetes node (etcd, kube-apiserver, kubelet, containerd, runc) on this machine, any
+# number of them side by side. See README.md beside this file.
+set -euo pipefail
+
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+readonly HERE
+for part in lib build images config process machine; do
+    # shellcheck source=/dev/null
+    source "$HERE/$part.sh"
+done
+
+# Short, because a unix socket's path has 107 characters at most.
+readonly NODES=${REPRISE_NODES:-/tmp/reprise-nodes}
+readonly COMPONENTS=(etcd apiserver containerd kubelet)
+
+usage() {
+    cat <<END
+usage: node.sh build [--k8s V] [--containerd V]      build and install what a node needs
+       node.sh up NAME [--k8s V] [--containerd V]    start a node; the output can be evaluated
+               [--nri-plugin-dir DIR] [--no-nri] [--feature-gates K=V,...]
+       node.sh env NAME                              print the variables again
+       node.sh down NAME                             end it and remove every trace
+       node.sh start|stop|kill NAME COMPONENT        one of: ${COMPONENTS[*]}
+       node.sh list                                  nodes and the state of their components
+       node.sh protos                                print where upstream's .proto files are
+Kubernetes: ${K8S_VERSIONS[*]} (default $DEFAULT_K8S)
+containerd: ${CONTAINERD_VERSIONS[*]} (default $DEFAULT_CONTAINERD)
+END
+}
+
+# Chooses the node that the functions of the other files work on.
+use_node() { # NAME
+    [[ $1 =~ ^[a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?$ ]] ||
+        die "'$1' is no name for a node: up to 20 of a-z, 0-9 and - inside"
+    NODE=$1 DIR=$NODES/$1
+    ((${#DIR} <= 60)) || die "$DIR is too long for the sockets in it; set REPRISE_NODES"
+}
+
+# The same for one that is there, with what `up` wrote down about it.
+use_existing_node() { # NAME
+    use_node "$1"
+    [[ -e $DIR/settings ]] || die "there is no node '$1'"
+    # shellcheck source=/dev/null
+    source "$DIR/settings"
+    SLOT=$(cat "$DIR/slot")
+}
+
+parse_options() {
+    K8S=$DEFAULT_K8S CONTAINERD=$DEFAULT_CONTAINERD GATES='' NRI=on NRI_PLUGINS=''
+    while (($#)); do
+        case $1 in
+        --no-nri) NRI=off && shift && continue ;;
+        --k8s | --containerd | --nri-plugin-dir | --feature-gates) ;;
+        *) die "unknown option '$1'" ;;
+        esac
+        (($# > 1)) || die "$1 needs a value"
+        case $1 in
+        --k8s) K8S=${2#v} ;;
+        --containerd) CONTAINERD=${2#v} ;;
+        --nri-plugin-dir) NRI_PLUGINS=$(realpath "$2") ;;
+        --feature-gates) GATES=$2 ;;
+        esac
+        shift 2
+    done
+    one_of "Kubernetes version" "$K8S" "${K8S_VERSIONS[@]}"
+    one_of "containerd version" "$CONTAINERD" "${CONTAINERD_VERSIONS[@]}"
+}
+
+build() {
+    ensure_packages
+    ensure_images
+    ensure_containerd "$CONTAINERD"
+    ensure_kubernetes "$K8S"
+    ensure_protos
+}
+
+write_settings() {
+    local name
+    for name in K8S CONTAINERD GATES NRI NRI_PLUGINS; do
+        printf '%s=%q\n' "$name" "${!name}"
+    done >"$DIR/settings"
+}
+
+up() {
+    mkdir -p "$NODES"
+    mkdir "$DIR" 2>/dev/null || die "node '$NODE' is there already (node.sh down $NODE)"
+    NRI_PLUGINS=${NRI_PLUGINS:-$DIR/nri/plugins}
+    with_lock "$REGISTRY_LOCK" claim_slot
+    SLOT=$(cat "$DIR/slot")
+    write_settings
+    say "node $NODE: Kubernetes $K8S, containerd $CONTAINERD, slot $SLOT"
+    write_configs
+    make_bridge
+    make_cgroups
+    start_component etcd
+    start_component containerd
+    await_component etcd
+    start_component apiserver
+    await_component containerd
+    import_images ctr >>"$DIR/log/containerd.log" 2>&1
+    await_component apiserver
+    say "API server is up"
+    start_component kubelet
+    await kubelet "ready node" node_ready
+    say "node is ready"
+    write_env
+    cat "$DIR/env"
+}
+
+# Works with whatever is left of a node: no step needs a component that answers.
+down() {
+    [[ -d $DIR ]] || {
+        say "there is no node '$NODE'"
+        return
+    }
+    local component
+    for component in kubelet containerd apiserver etcd; do
+        end_component KILL "$component"
+    done
+    remove_cgroups
+    remove_runtimes
+    remove_cgroups # once more, for what was about to be made the first time
+    remove_mounts
+    remove_shared_files
+    if SLOT=$(claimed_slot); then
+        remove_bridge
+        with_lock "$REGISTRY_LOCK" release_slot
+    fi
+    rm -rf --one-file-system "$DIR"
+    rmdir "$NODES" 2>/dev/null || true
+    say "node $NODE is gone"
+}
+
+list() {
+    local settings component states
+    for settings in "$NODES"/*/settings; do
+        [[ -e $settings ]] || continue
+        use_existing_node "$(basename "$(dirname "$settings")")"
+        states=()
+        for component in "${COMPONENTS[@]}"; do
+            states+=("$component=$(is_alive "$component" && echo up || echo down)")
+        done
+        echo "$NODE kubernetes=$K8S containerd=$CONTAINERD nri=$NRI slot=$SLOT ${states[*]}"
+    done
+}
+
+component() { # start|stop|kill COMPONENT
+    one_of component "$2" "${COMPONENTS[@]}"
+    case $1 in
+    start)
+        start_component "$2"
+        await_component "$2"
+        ;;
+    stop) end_component TERM "$2" ;;
+    kill) end_component KILL "$2" ;;
+    esac
+}
+
+main() {
+    local command=${1:-help}
+    shift || true
+    case $command in
+    help | -h | --help) usage && return ;;
+    build | up | down | env | start | stop | kill | list | protos) ;;
+    *) usage >&2 && die "unknown command '$command'" ;;
+    esac
+    [[ $command == @(build|protos|list) ]] || (($#)) || die "$command needs the name of a node"
+    [[ $command == @(protos|list|env) ]] || ((EUID == 0)) ||
+        die "$command must be root: it installs, mounts, makes cgroups and bridges"
+    case $command in
+    build)
+        parse_options "$@"
+        build
+        ;;
+    protos) print_protos ;;
+    list) list ;;
+    up)
+        use_node "$1"
+        parse_options "${@:2}"
+        build
+        up
+        ;;
+    down)
+        use_node "$1"
+        down
+        ;;
+    env)
+        use_existing_node "$1"
+        cat "$DIR/env"
+        ;;
+    *)
+        (($# == 2)) || die "$command needs a node and a component"
+        use_existing_node "$1"
+        component "$command" "$2"
+        ;;
+    esac
+}
+
+# Bash reads a script as it goes; it must not go on after a build of minutes in which this file has
+# changed.
+main "$@"; exit

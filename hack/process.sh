@@ -1,0 +1,99 @@
+# Starts, watches and ends a node's components by recorded process ids. Sourced.
+# shellcheck shell=bash
+
+# When a process began, in clock ticks since boot: with its id it names one process for ever.
+# Fails when there is none, or a dead one that nobody has reaped.
+born() { # PID
+    local stat fields
+    stat=$(cat "/proc/$1/stat" 2>/dev/null) || return
+    read -ra fields <<<"${stat##*) }" # what precedes is the program's name, which may hold spaces
+    [[ ${fields[0]} != Z ]] && echo "${fields[19]}"
+}
+
+is_alive() { # COMPONENT
+    local pid birth
+    read -r pid birth 2>/dev/null <"$DIR/run/$1.pid" || return
+    [[ $(born "$pid") == "$birth" ]]
+}
+
+start_component() { # COMPONENT
+    is_alive "$1" && die "$1 of node $NODE runs already"
+    setsid "$DIR/run/$1.sh" </dev/null >>"$DIR/log/$1.log" 2>&1 &
+    echo "$! $(born $!)" >"$DIR/run/$1.pid"
+}
+
+# Only the component's own process gets the signal: the containers and their shims stay, as on any
+# node.
+end_component() { # SIGNAL COMPONENT
+    local pid
+    is_alive "$2" || return 0
+    read -r pid _ <"$DIR/run/$2.pid"
+    kill -s "$1" "$pid" 2>/dev/null || true
+    # The API server lets its watches run out on SIGTERM.
+    wait_for 90 "end of $2" is_dead "$2"
+}
+
+is_dead() { ! is_alive "$1"; }
+
+# Polls until COMMAND succeeds; says what was missing when it does not.
+wait_for() { # SECONDS WHAT COMMAND...
+    local limit=$1 what=$2 deadline
+    shift 2
+    deadline=$((SECONDS + limit))
+    until "$@" >/dev/null 2>&1; do
+        ((SECONDS < deadline)) || die "no $what within $limit s"
+        sleep 0.1
+    done
+}
+
+# The same for a component's sign of life; gives up as soon as the component has.
+await() { # COMPONENT WHAT COMMAND...
+    local component=$1 what=$2
+    shift 2
+    wait_for 120 "$what" succeeds_or_dead "$component" "$@"
+    is_alive "$component" || {
+        tail -n 20 "$DIR/log/$component.log" >&2
+        die "$component ended; see $DIR/log/$component.log, then: node.sh down $NODE"
+    }
+}
+
+succeeds_or_dead() { # COMPONENT COMMAND...
+    is_dead "$1" || "${@:2}"
+}
+
+await_component() { # COMPONENT
+    case $1 in
+    etcd) await etcd "etcd's port" tcp_open 127.0.0.1 "$(port etcd)" ;;
+    apiserver) await apiserver "API server with a default namespace" api_ready ;;
+    containerd) await containerd "containerd" cri_ready ;;
+    kubelet) await kubelet "healthy kubelet" tcp_says_ok 127.0.0.1 "$(port kubelet-health)" ;;
+    esac
+}
+
+tcp_open() { (exec 3<>"/dev/tcp/$1/$2"); }
+
+tcp_says_ok() { # HOST PORT
+    local status
+    exec 3<>"/dev/tcp/$1/$2" || return
+    printf 'GET /healthz HTTP/1.0\r\n\r\n' >&3
+    read -r status <&3
+    exec 3>&-
+    [[ $status == *' 200 '* ]]
+}
+
+kubectl() { "$(k8s_bin "$K8S")/kubectl" --kubeconfig="$DIR/admin.kubeconfig" "$@"; }
+ctr() { "$(containerd_bin "$CONTAINERD")/ctr" -a "$DIR/containerd.sock" "$@"; }
+
+api_ready() { kubectl get --raw /readyz && kubectl get namespace default; }
+
+# The CRI's Version call with an empty message. The socket is there, and ctr content, before the CRI
+# plugin is; a kubelet that comes too early gives up ("server is not initialized yet").
+cri_ready() {
+    local answer
+    answer=$(printf '\0\0\0\0\0' | curl -sS --max-time 5 --http2-prior-knowledge \
+        --unix-socket "$DIR/containerd.sock" -H 'content-type: application/grpc' -H 'te: trailers' \
+        --data-binary @- http://cri/runtime.v1.RuntimeService/Version | tr -d '\0')
+    [[ $answer == *containerd* ]]
+}
+
+node_ready() { [[ $(kubectl get node "$NODE" -o "jsonpath={.status.conditions[?(@.type=='Ready')].status}") == True ]]; }

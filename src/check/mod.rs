@@ -1,0 +1,171 @@
+//! `reprise check`: validates the annotations of manifests and says what each exit does.
+
+mod manifest;
+mod outcome;
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use manifest::{Found, Pod};
+
+use crate::policy::{self, OPTIONS_KEY, Policy, PolicyError, RULES_KEY};
+use crate::yaml;
+
+/// Checks `files` (`-`: all of `stdin`) and writes what it finds to `out`. Returns whether all is
+/// well; fails only if `out` does.
+pub fn run(files: &[PathBuf], stdin: impl Read, out: &mut impl Write) -> io::Result<bool> {
+    let mut stdin = stdin;
+    let mut all_well = true;
+    for file in files {
+        let from_stdin = file == Path::new("-");
+        let name = if from_stdin {
+            "stdin".to_owned()
+        } else {
+            file.display().to_string()
+        };
+        let text = if from_stdin {
+            io::read_to_string(&mut stdin)
+        } else {
+            fs::read_to_string(file)
+        };
+        let report = match text {
+            Ok(text) => examine(&name, &text),
+            Err(error) => Report::failed(&name, &error.to_string()),
+        };
+        out.write_all(report.text.as_bytes())?;
+        all_well &= report.problems == 0;
+    }
+    Ok(all_well)
+}
+
+/// What was found in one file.
+#[derive(Default)]
+struct Report {
+    text: String,
+    problems: usize,
+}
+
+impl Report {
+    fn failed(name: &str, error: &str) -> Self {
+        Self {
+            text: format!("{name}: problem: {error}\n"),
+            problems: 1,
+        }
+    }
+
+    fn heading(&mut self, heading: &str) {
+        self.text.push_str(heading);
+        self.text.push('\n');
+    }
+
+    fn line(&mut self, line: &str) {
+        self.text.push_str("  ");
+        self.text.push_str(line);
+        self.text.push('\n');
+    }
+
+    fn problem(&mut self, problem: &str) {
+        self.problems += 1;
+        self.line(&format!("problem: {problem}"));
+    }
+
+    fn policy_problems(&mut self, error: &PolicyError) {
+        for problem in error.problems() {
+            self.problem(&problem.to_string());
+        }
+    }
+}
+
+fn examine(name: &str, text: &str) -> Report {
+    let documents = match yaml::documents(text) {
+        Ok(documents) => documents,
+        Err(error) => return Report::failed(name, &error.to_string()),
+    };
+    let mut report = Report::default();
+    if documents.is_empty() {
+        report.heading(&format!("{name}: nothing in it"));
+    }
+    for document in &documents {
+        let found = manifest::find(document);
+        if found.is_empty() {
+            report.heading(&format!(
+                "{name}: {}: no pod in it",
+                manifest::describe(document)
+            ));
+        }
+        for found in found {
+            match found {
+                Found::Pod(pod) => examine_pod(name, &pod, &mut report),
+                Found::Misplaced { place, key } => {
+                    report.heading(&format!("{name}: {place}"));
+                    report.problem(&format!(
+                        "{key} has no effect here: it belongs to metadata.annotations of the pod \
+                         or of its template"
+                    ));
+                }
+            }
+        }
+    }
+    report
+}
+
+fn examine_pod(name: &str, pod: &Pod, report: &mut Report) {
+    report.heading(&format!("{name}: {}", pod.place));
+    for problem in &pod.problems {
+        report.problem(problem);
+    }
+    for key in pod
+        .annotations
+        .keys()
+        .filter(|key| policy::is_unknown_key(key))
+    {
+        report.problem(&format!(
+            "{key} is no annotation of Reprise: see {RULES_KEY}, {OPTIONS_KEY}"
+        ));
+    }
+    let mut spec_rules = Vec::new();
+    for container in &pod.containers {
+        let Some(rules) = &container.rules else {
+            continue;
+        };
+        let field = format!("restartPolicyRules of container {}", container.name);
+        match policy::spec_rules(&field, rules) {
+            Ok(rules) => spec_rules.push((container.name.clone(), rules)),
+            Err(error) => report.policy_problems(&error),
+        }
+    }
+    let annotations = || {
+        pod.annotations
+            .iter()
+            .map(|(key, value)| (key.as_str(), value.as_str()))
+    };
+    let policy = match Policy::from_pod(annotations(), spec_rules) {
+        Ok(Some(policy)) => policy,
+        Ok(None) => {
+            report.line("no restart rules: Reprise leaves this pod alone");
+            if let Err(error) = policy::Options::from_annotations(annotations()) {
+                report.policy_problems(&error);
+            }
+            return;
+        }
+        Err(error) => return report.policy_problems(&error),
+    };
+    let names: Vec<_> = pod
+        .containers
+        .iter()
+        .map(|container| container.name.as_str())
+        .collect();
+    if let Err(error) = policy.check_names(&names) {
+        report.policy_problems(&error);
+    }
+    for container in &pod.containers {
+        report.line(&outcome::sentence(container, &policy));
+        if let Some(warning) = outcome::warning(container, &policy) {
+            report.line(&format!("warning: {warning}"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,182 @@
+//! What `reprise check` says about manifests.
+
+use super::*;
+
+fn check(text: &str) -> (String, usize) {
+    let report = examine("f", text);
+    (report.text, report.problems)
+}
+
+/// A pod with an init container, a sidecar and a regular container.
+fn pod(annotations: &str) -> String {
+    format!(
+        "
+apiVersion: v1
+kind: Pod
+metadata:
+  namespace: ml
+  name: run
+  annotations: {annotations}
+spec:
+  restartPolicy: Never
+  initContainers:
+  - name: setup
+  - name: proxy
+    restartPolicy: Always
+  containers:
+  - name: trainer
+"
+    )
+}
+
+#[test]
+fn every_exit_of_every_container_is_explained() {
+    let rules =
+        "[{action: RestartAllContainers, exitCodes: {operator: In, values: [42, 50, 51, 52]}}]";
+    let (text, problems) = check(&pod(&format!("{{restart-rules.reprise.dev: '{rules}'}}")));
+    assert_eq!(problems, 0);
+    assert_eq!(
+        text,
+        "\
+f: Pod ml/run
+  setup (init): exit 42, 50-52 → restart all containers in place; exit 0 → the next container starts; any other exit → restartPolicy Never: the pod fails
+  proxy (sidecar): exit 42, 50-52 → restart all containers in place; any other exit → restartPolicy Always: the kubelet restarts it
+  trainer (regular): exit 42, 50-52 → restart all containers in place; exit 0 → restartPolicy Never: it is done; any other exit → restartPolicy Never: the pod fails once all containers have ended
+"
+    );
+}
+
+#[test]
+fn options_show_where_they_matter() {
+    let rules = "restart-rules.reprise.dev/container.trainer: '[{action: RestartPod, exitCodes: {operator: NotIn, values: [0]}}]'";
+    let options = "restart-options.reprise.dev: 'gracePeriodSeconds: 3'";
+    let (text, _) = check(&pod(&format!("{{{rules}, {options}}}")));
+    let expected = "  trainer (regular): exit 0 → restartPolicy Never: it is done; any other exit → restart all containers in place, with 3 s to stop\n";
+    assert!(text.ends_with(expected), "{text}");
+}
+
+#[test]
+fn every_problem_is_said() {
+    let annotations =
+        "{restart-rules.reprise.dev: '[{action: Restart}]', restart-rule.reprise.dev: x}";
+    let (text, problems) = check(&pod(annotations));
+    assert_eq!(
+        text,
+        "\
+f: Pod ml/run
+  problem: restart-rule.reprise.dev is no annotation of Reprise: see restart-rules.reprise.dev, restart-options.reprise.dev
+  problem: restart-rules.reprise.dev: rule 1: exitCodes is missing
+"
+    );
+    assert_eq!(problems, 2);
+}
+
+#[test]
+fn a_container_that_is_not_in_the_pod_is_a_problem() {
+    let rules = "'[{action: Restart, exitCodes: {operator: In, values: [1]}}]'";
+    let annotations = format!("{{restart-rules.reprise.dev/container.trianer: {rules}}}");
+    let (text, problems) = check(&pod(&annotations));
+    assert!(
+        text.contains("the pod has no container \"trianer\""),
+        "{text}"
+    );
+    assert_eq!(problems, 1);
+}
+
+#[test]
+fn an_annotation_that_is_not_text_is_a_problem() {
+    let (text, problems) = check(&pod("{restart-rules.reprise.dev: []}"));
+    assert!(
+        text.contains("problem: restart-rules.reprise.dev is not a string"),
+        "{text}"
+    );
+    assert_eq!(problems, 1);
+}
+
+#[test]
+fn an_init_container_whose_success_restarts_the_pod_is_worth_a_warning() {
+    let rules = "'[{action: RestartAllContainers, exitCodes: {operator: NotIn, values: [1]}}]'";
+    let (text, problems) = check(&pod(&format!("{{restart-rules.reprise.dev: {rules}}}")));
+    assert!(
+        text.contains("  warning: success (0) of the init container setup"),
+        "{text}"
+    );
+    assert_eq!((text.matches("warning").count(), problems), (1, 0));
+}
+
+#[test]
+fn templates_are_found_wherever_they_are() {
+    let text = r#"
+apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata: {name: js}
+spec:
+  replicatedJobs:
+  - name: workers
+    template: {spec: {template: {spec: {containers: [{name: a}]}}}}
+---
+{"apiVersion": "v1", "kind": "List", "items": [
+  {"apiVersion": "batch/v1", "kind": "CronJob", "metadata": {"name": "cj"},
+   "spec": {"jobTemplate": {"spec": {"template": {"spec": {"containers": [{"name": "a"}]}}}}}},
+  {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": [{"name": "a"}]}}
+]}
+---
+kind: ConfigMap
+metadata: {name: cm}
+"#;
+    let (text, problems) = check(text);
+    assert_eq!(
+        text,
+        "\
+f: JobSet js, spec.replicatedJobs[0].template.spec.template
+  no restart rules: Reprise leaves this pod alone
+f: CronJob cj, spec.jobTemplate.spec.template
+  no restart rules: Reprise leaves this pod alone
+f: Pod p
+  no restart rules: Reprise leaves this pod alone
+f: ConfigMap cm: no pod in it
+"
+    );
+    assert_eq!(problems, 0);
+}
+
+#[test]
+fn an_annotation_on_the_deployment_itself_is_a_problem() {
+    let text = "
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: d, annotations: {restart-rules.reprise.dev: '[]'}}
+spec: {template: {spec: {containers: [{name: a}]}}}
+";
+    let (text, problems) = check(text);
+    let expected =
+        "f: Deployment d\n  problem: restart-rules.reprise.dev has no effect here: it belongs";
+    assert!(text.starts_with(expected), "{text}");
+    assert_eq!(problems, 1);
+}
+
+#[test]
+fn rules_of_the_spec_are_explained_too() {
+    let text = "
+kind: Pod
+metadata: {name: p}
+spec:
+  containers:
+  - name: a
+    restartPolicy: Never
+    restartPolicyRules: [{action: Restart, exitCodes: {operator: In, values: [7]}}]
+";
+    let (text, _) = check(text);
+    assert!(
+        text.contains("a (regular): exit 7 → restart this container; exit 0 →"),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_is_no_yaml_is_a_problem() {
+    let (text, problems) = check("a: [");
+    assert!(text.starts_with("f: problem: "), "{text}");
+    assert_eq!((problems, text.lines().count()), (1, 1));
+    assert_eq!(check("").0, "f: nothing in it\n");
+}

@@ -1,0 +1,170 @@
+//! The command line: which command was asked for, and its help.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::config::RunArgs;
+
+/// Restarts all containers of a Kubernetes pod in place, as an NRI plugin
+///
+/// A container of a pod that carries restart rules exits with a code that asks for it, and all
+/// containers of the pod start again: same sandbox, UID, IP, devices and volumes, init containers
+/// included. Nothing in the kubelet or the runtime is patched.
+#[derive(Debug, Parser)]
+#[command(
+    name = "reprise",
+    version,
+    subcommand_required = true,
+    arg_required_else_help = true
+)]
+#[command(after_long_help = "\
+Exit codes: 0 done, 1 failed or problems found, 2 wrong usage.
+
+Example: a pod whose container asks for a restart of all by exiting with 42
+  metadata:
+    annotations:
+      restart-rules.reprise.dev: |
+        [{action: RestartAllContainers, exitCodes: {operator: In, values: [42]}}]")]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the plugin
+    ///
+    /// Connects to the container runtime over NRI and restarts pods until it is told to stop. It
+    /// is also what this executable does when the runtime starts it, as
+    /// /opt/nri/plugins/10-reprise.
+    ///
+    /// Every flag can be set in the environment as REPRISE_<NAME> and in the config file under its
+    /// long name; a flag goes before the environment, which goes before the file, which goes before
+    /// what NRI hands over from /etc/nri/conf.d.
+    #[command(after_long_help = "\
+Example: with a config file that holds `log-level: debug`
+  reprise run --config /etc/reprise/config.yaml --log-format json")]
+    Run(Box<RunArgs>),
+
+    /// Hold a container's exit; the container runtime runs this as an OCI hook, nobody else does
+    Hook,
+
+    /// Validate the annotations of manifests and say what each exit does
+    ///
+    /// Reads pods, and everything with a pod template in it (deployments, jobs, cron jobs, job
+    /// sets, …), from YAML or JSON with any number of documents. For every container it says
+    /// which exit codes lead to what. Fails if any annotation is wrong, names a container that is
+    /// not in the pod, or stands where it has no effect. It needs no cluster.
+    #[command(after_long_help = "\
+Examples:
+  reprise check deployment.yaml
+  kubectl kustomize . | reprise check -")]
+    Check(CheckArgs),
+
+    /// Print the version
+    Version,
+}
+
+/// The command line of `reprise check`.
+#[derive(Debug, Clone, Args)]
+pub struct CheckArgs {
+    /// Manifests; - is standard input
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+}
+
+impl Cli {
+    /// Reads the command line. The error knows its exit code: 2, or 0 when help was asked for.
+    ///
+    /// `launched_by_nri`: the runtime started this process as a plugin, without arguments.
+    pub fn from_arguments(
+        arguments: impl IntoIterator<Item = OsString>,
+        launched_by_nri: bool,
+    ) -> Result<Self, clap::Error> {
+        let mut arguments: Vec<_> = arguments.into_iter().collect();
+        if let [program] = arguments.as_slice()
+            && (launched_by_nri || is_plugin(program.as_ref()))
+        {
+            arguments.push("run".into());
+        }
+        Self::try_parse_from(arguments)
+    }
+}
+
+/// Whether the executable is named as NRI wants its plugins named: `NN-reprise`.
+fn is_plugin(program: &Path) -> bool {
+    let name = program
+        .file_name()
+        .and_then(|name| name.to_str())
+        .unwrap_or_default();
+    let index = name.strip_suffix("-reprise").unwrap_or_default();
+    index.len() == 2 && index.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn parse(arguments: &[&str], launched_by_nri: bool) -> Result<Command, clap::Error> {
+        let arguments = arguments.iter().map(OsString::from);
+        Cli::from_arguments(arguments, launched_by_nri).map(|cli| cli.command)
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_plugin_runs_when_it_is_started_without_arguments() {
+        assert!(matches!(
+            parse(&["/opt/nri/plugins/10-reprise"], false),
+            Ok(Command::Run(_))
+        ));
+        assert!(matches!(parse(&["reprise"], true), Ok(Command::Run(_))));
+    }
+
+    #[test]
+    fn anyone_else_is_shown_the_help() {
+        for program in [
+            "reprise",
+            "1-reprise",
+            "100-reprise",
+            "xx-reprise",
+            "10-other",
+        ] {
+            assert_eq!(
+                parse(&[program], false).unwrap_err().exit_code(),
+                2,
+                "{program}"
+            );
+        }
+    }
+
+    #[test]
+    fn arguments_go_before_the_name() {
+        let check = parse(&["10-reprise", "check", "a.yaml", "-"], true).unwrap();
+        let Command::Check(check) = check else {
+            panic!("{check:?}")
+        };
+        assert_eq!(check.files, [Path::new("a.yaml"), Path::new("-")]);
+    }
+
+    #[test]
+    fn every_flag_is_documented_and_has_its_variable() {
+        let command = Cli::command();
+        let run = command.find_subcommand("run").unwrap();
+        for flag in run.get_arguments() {
+            let name = flag.get_long().unwrap().to_uppercase().replace('-', "_");
+            assert!(flag.get_help().is_some() && !flag.is_hide_set(), "{name}");
+            let variable = flag.get_env().unwrap();
+            assert_eq!(variable, format!("REPRISE_{name}").as_str());
+        }
+    }
+}

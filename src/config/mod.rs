@@ -1,0 +1,331 @@
+//! The settings of `reprise run`: flags, then `REPRISE_<NAME>` in the environment, then the config
+//! file, then what NRI hands over, then defaults.
+
+mod settings;
+mod values;
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+pub use settings::{RunArgs, Settings};
+pub use values::{BadValue, CriEndpoint, LogFormat, LogLevel, NriIndex};
+
+use crate::yaml::YamlError;
+
+const DEFAULT_FILE: &str = "/etc/reprise/config.yaml";
+const DEFAULT_CRI_SOCKETS: [&str; 2] = ["/run/containerd/containerd.sock", "/run/crio/crio.sock"];
+
+/// Settings that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file is not there or may not be read; only an error if it was asked for by name.
+    #[error("cannot read the config file {path}: {source}", path = path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// An unknown key or a value that means nothing.
+    #[error("{origin}: {error}")]
+    Invalid {
+        /// The file, or NRI.
+        origin: String,
+        /// What and where.
+        error: YamlError,
+    },
+    /// NRI hands its text over on the connection that such a setting makes.
+    #[error(
+        "configuration from NRI: {0} has no effect here, because the connection to NRI stands \
+         already; set it as a flag, in the environment or in the config file"
+    )]
+    TooLate(&'static str),
+    /// The kernel does not say where this executable is.
+    #[error("cannot tell the path of this executable; give --hook-path")]
+    NoHookPath,
+    /// Neither flag, nor `NODE_NAME`, nor a host name.
+    #[error("cannot tell the name of this node; give --node-name")]
+    NoNodeName,
+}
+
+/// What the machine says of itself where nobody set anything.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Surroundings {
+    /// The node's name: `NODE_NAME`, else the host's name.
+    pub node_name: Option<String>,
+    /// The path of this executable.
+    pub executable: Option<PathBuf>,
+}
+
+impl Surroundings {
+    /// Asks the machine.
+    #[must_use]
+    pub fn read() -> Self {
+        let named = std::env::var("NODE_NAME").ok();
+        // The kubelet registers under the host's name in lower case (nodeutil.GetHostname).
+        let host = || {
+            Some(
+                fs::read_to_string("/proc/sys/kernel/hostname")
+                    .ok()?
+                    .to_lowercase(),
+            )
+        };
+        let name = named.filter(|name| !name.is_empty()).or_else(host);
+        Self {
+            node_name: name
+                .map(|name| name.trim().to_owned())
+                .filter(|name| !name.is_empty()),
+            executable: std::env::current_exe().ok(),
+        }
+    }
+}
+
+/// Settings that are complete.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// The runtime's NRI socket.
+    pub nri_socket: PathBuf,
+    /// The place of this plugin among others.
+    pub nri_index: NriIndex,
+    /// CRI sockets in the order in which to look for them: the first that exists is the runtime's.
+    /// They may appear late, since the runtime can start this plugin before it listens.
+    pub cri_endpoints: Vec<CriEndpoint>,
+    /// How to reach the API server; `None`: in-cluster if there, else not at all.
+    pub kubeconfig: Option<PathBuf>,
+    /// The node's name in the cluster.
+    pub node_name: String,
+    /// Where the sockets are made.
+    pub run_dir: PathBuf,
+    /// Where is kept what must outlive a restart of the plugin.
+    pub state_dir: PathBuf,
+    /// This executable, as the container runtime sees it.
+    pub hook_path: PathBuf,
+    /// How log lines are written.
+    pub log_format: LogFormat,
+    /// The least important lines that are logged.
+    pub log_level: LogLevel,
+    given: Settings,
+    surroundings: Surroundings,
+}
+
+impl Config {
+    /// Completes the command line from the config file and the machine.
+    pub fn load(args: RunArgs) -> Result<Self, ConfigError> {
+        let file = match &args.config {
+            Some(path) => read(path)?,
+            None => match read(Path::new(DEFAULT_FILE)) {
+                Err(ConfigError::Unreadable { source, .. })
+                    if source.kind() == io::ErrorKind::NotFound =>
+                {
+                    Settings::default()
+                }
+                other => other?,
+            },
+        };
+        Self::complete(args.settings.or(file), Surroundings::read())
+    }
+
+    /// The same with what NRI's `Configure` hands over, for everything that was not set otherwise.
+    pub fn merge_nri_config(&self, text: &str) -> Result<Self, ConfigError> {
+        let nri = Settings::parse("configuration from NRI", text)?;
+        if nri.nri_socket.is_some() {
+            return Err(ConfigError::TooLate("nri-socket"));
+        }
+        if nri.nri_index.is_some() {
+            return Err(ConfigError::TooLate("nri-index"));
+        }
+        Self::complete(self.given.clone().or(nri), self.surroundings.clone())
+    }
+
+    fn complete(given: Settings, surroundings: Surroundings) -> Result<Self, ConfigError> {
+        let settings = given.clone();
+        let default_endpoints = || DEFAULT_CRI_SOCKETS.map(CriEndpoint::at).into();
+        Ok(Self {
+            nri_socket: settings
+                .nri_socket
+                .unwrap_or_else(|| "/var/run/nri/nri.sock".into()),
+            nri_index: settings.nri_index.unwrap_or_default(),
+            cri_endpoints: settings
+                .cri_endpoint
+                .map_or_else(default_endpoints, |it| vec![it]),
+            kubeconfig: settings.kubeconfig,
+            node_name: settings
+                .node_name
+                .or_else(|| surroundings.node_name.clone())
+                .ok_or(ConfigError::NoNodeName)?,
+            run_dir: settings.run_dir.unwrap_or_else(|| "/run/reprise".into()),
+            state_dir: settings
+                .state_dir
+                .unwrap_or_else(|| "/var/lib/reprise".into()),
+            hook_path: settings
+                .hook_path
+                .or_else(|| surroundings.executable.clone())
+                .ok_or(ConfigError::NoHookPath)?,
+            log_format: settings.log_format.unwrap_or_default(),
+            log_level: settings.log_level.unwrap_or_default(),
+            given,
+            surroundings,
+        })
+    }
+}
+
+fn read(path: &Path) -> Result<Settings, ConfigError> {
+    let text = fs::read_to_string(path).map_err(|source| ConfigError::Unreadable {
+        path: path.to_owned(),
+        source,
+    })?;
+    Settings::parse(&path.display().to_string(), &text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn surroundings() -> Surroundings {
+        Surroundings {
+            node_name: Some("node-1".into()),
+            executable: Some("/bin/reprise".into()),
+        }
+    }
+
+    fn load(file: &str) -> Result<Config, ConfigError> {
+        Config::complete(Settings::parse("config.yaml", file)?, surroundings())
+    }
+
+    fn error(file: &str) -> String {
+        load(file).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn nothing_has_to_be_set() {
+        for nothing in ["", "# only a comment\n", "{}"] {
+            let config = load(nothing).unwrap();
+            assert_eq!(config.nri_socket, Path::new("/var/run/nri/nri.sock"));
+            assert_eq!(config.nri_index.as_str(), "10");
+            let endpoints: Vec<_> = config
+                .cri_endpoints
+                .iter()
+                .map(ToString::to_string)
+                .collect();
+            let expected = [
+                "unix:///run/containerd/containerd.sock",
+                "unix:///run/crio/crio.sock",
+            ];
+            assert_eq!(endpoints, expected);
+            assert_eq!(config.node_name, "node-1");
+            assert_eq!(config.hook_path, Path::new("/bin/reprise"));
+            assert_eq!(
+                (config.log_format, config.log_level),
+                (LogFormat::Text, LogLevel::Info)
+            );
+        }
+    }
+
+    #[test]
+    fn a_file_sets_everything_under_the_names_of_the_flags() {
+        let file = "
+nri-socket: /n
+nri-index: 07
+cri-endpoint: unix:///c
+kubeconfig: /k
+node-name: other
+run-dir: /r
+state-dir: /s
+hook-path: /h
+log-format: json
+log-level: debug
+";
+        let config = load(file).unwrap();
+        assert_eq!(config.nri_socket, Path::new("/n"));
+        assert_eq!(config.nri_index.as_str(), "07");
+        assert_eq!(config.cri_endpoints[0].socket(), Path::new("/c"));
+        assert_eq!(config.cri_endpoints.len(), 1);
+        assert_eq!(config.kubeconfig.as_deref(), Some(Path::new("/k")));
+        assert_eq!(config.node_name, "other");
+        assert_eq!(config.run_dir, Path::new("/r"));
+        assert_eq!(config.state_dir, Path::new("/s"));
+        assert_eq!(config.hook_path, Path::new("/h"));
+        assert_eq!(
+            (config.log_format, config.log_level),
+            (LogFormat::Json, LogLevel::Debug)
+        );
+    }
+
+    #[test]
+    fn flags_go_before_the_file_and_the_file_before_nri() {
+        let level = |log_level| Settings {
+            log_level: Some(log_level),
+            ..Settings::default()
+        };
+        let file = Settings {
+            run_dir: Some("/file".into()),
+            ..level(LogLevel::Warn)
+        };
+        let given = level(LogLevel::Debug).or(file);
+        let config = Config::complete(given, surroundings()).unwrap();
+        let config = config
+            .merge_nri_config("{log-level: trace, run-dir: /nri, state-dir: /nri}")
+            .unwrap();
+        assert_eq!(config.log_level, LogLevel::Debug);
+        assert_eq!(config.run_dir, Path::new("/file"));
+        assert_eq!(config.state_dir, Path::new("/nri"));
+    }
+
+    #[test]
+    fn nri_cannot_say_how_to_reach_itself() {
+        let config = load("").unwrap();
+        assert_eq!(config.merge_nri_config("").unwrap(), config);
+        let error = config
+            .merge_nri_config("nri-index: 11")
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("nri-index has no effect here"), "{error}");
+        let error = config
+            .merge_nri_config("verbose: 1")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with("configuration from NRI: unknown field `verbose`"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_bad_key_or_value_is_named_with_its_place() {
+        let error_of = |file| {
+            let error = error(file);
+            assert!(
+                error.starts_with("config.yaml: ") && error.contains("line 1"),
+                "{error}"
+            );
+            error
+        };
+        assert!(error_of("nri_socket: /x").contains("unknown field `nri_socket`"));
+        assert!(error_of("config: /x").contains("unknown field `config`"));
+        assert!(error_of("log-level: loud").contains("loud"));
+        assert!(error_of("nri-index: 100").contains("an NRI index is two digits"));
+        assert!(error_of("cri-endpoint: tcp://x").contains("a CRI endpoint is unix://"));
+    }
+
+    #[test]
+    fn a_file_that_was_asked_for_must_be_there() {
+        let config = Some(PathBuf::from("/nonexistent/reprise.yaml"));
+        let error = Config::load(RunArgs {
+            config,
+            ..RunArgs::default()
+        })
+        .unwrap_err();
+        let expected = "cannot read the config file /nonexistent/reprise.yaml: No such file";
+        assert!(error.to_string().starts_with(expected), "{error}");
+    }
+
+    #[test]
+    fn a_machine_that_says_nothing_must_be_told() {
+        let error = Config::complete(Settings::default(), Surroundings::default()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "cannot tell the name of this node; give --node-name"
+        );
+    }
+}

@@ -1,0 +1,90 @@
+//! What one source of settings sets: the command line, a file, or NRI.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Deserialize;
+
+use super::ConfigError;
+use super::values::{CriEndpoint, LogFormat, LogLevel, NriIndex};
+use crate::yaml;
+
+/// The command line of `reprise run`.
+#[derive(Debug, Clone, Default, Args)]
+pub struct RunArgs {
+    /// Read settings from this YAML file; its keys are the long flags without dashes in front
+    /// [default: /etc/reprise/config.yaml, if it exists]
+    #[arg(long, value_name = "FILE", env = "REPRISE_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// Settings given as flags or in the environment.
+    #[command(flatten)]
+    pub settings: Settings,
+}
+
+/// What one source (flags and environment, a file, NRI) sets; `None`: it leaves that to the next.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Settings {
+    /// The runtime's NRI socket [default: /var/run/nri/nri.sock]
+    #[arg(long, value_name = "PATH", env = "REPRISE_NRI_SOCKET")]
+    pub nri_socket: Option<PathBuf>,
+    /// Two digits that order this plugin among others: later ones see what earlier ones adjusted
+    /// [default: 10]
+    #[arg(long, value_name = "NN", env = "REPRISE_NRI_INDEX")]
+    pub nri_index: Option<NriIndex>,
+    /// The runtime's CRI socket, as `unix:///path` [default: containerd's or CRI-O's, whichever
+    /// exists]
+    #[arg(long, value_name = "URI", env = "REPRISE_CRI_ENDPOINT")]
+    pub cri_endpoint: Option<CriEndpoint>,
+    /// How to reach the API server [default: as the pod that this runs in, else not at all]
+    #[arg(long, value_name = "PATH", env = "REPRISE_KUBECONFIG")]
+    pub kubeconfig: Option<PathBuf>,
+    /// The node's name in the cluster [default: `NODE_NAME` of the
+    /// environment, else the host's name]
+    #[arg(long, value_name = "NAME", env = "REPRISE_NODE_NAME")]
+    pub node_name: Option<String>,
+    /// Where the sockets are made; root's alone [default: /run/reprise]
+    #[arg(long, value_name = "DIR", env = "REPRISE_RUN_DIR")]
+    pub run_dir: Option<PathBuf>,
+    /// Where is kept what must outlive a restart of the plugin [default: /var/lib/reprise]
+    #[arg(long, value_name = "DIR", env = "REPRISE_STATE_DIR")]
+    pub state_dir: Option<PathBuf>,
+    /// This executable, as the container runtime sees it [default: as it sees itself]
+    #[arg(long, value_name = "PATH", env = "REPRISE_HOOK_PATH")]
+    pub hook_path: Option<PathBuf>,
+    /// How log lines are written [default: text]
+    #[arg(long, value_name = "FORMAT", env = "REPRISE_LOG_FORMAT")]
+    pub log_format: Option<LogFormat>,
+    /// The least important lines that are logged [default: info]
+    #[arg(long, value_name = "LEVEL", env = "REPRISE_LOG_LEVEL")]
+    pub log_level: Option<LogLevel>,
+}
+
+impl Settings {
+    /// Reads a file; `origin` names it in errors.
+    pub(super) fn parse(origin: &str, text: &str) -> Result<Self, ConfigError> {
+        // A file of nothing but comments is a file that sets nothing.
+        let settings: Option<Self> =
+            yaml::document(text).map_err(|error| ConfigError::Invalid {
+                origin: origin.to_owned(),
+                error,
+            })?;
+        Ok(settings.unwrap_or_default())
+    }
+
+    /// What this source leaves open is filled from `lower`.
+    pub(super) fn or(self, lower: Self) -> Self {
+        Self {
+            nri_socket: self.nri_socket.or(lower.nri_socket),
+            nri_index: self.nri_index.or(lower.nri_index),
+            cri_endpoint: self.cri_endpoint.or(lower.cri_endpoint),
+            kubeconfig: self.kubeconfig.or(lower.kubeconfig),
+            node_name: self.node_name.or(lower.node_name),
+            run_dir: self.run_dir.or(lower.run_dir),
+            state_dir: self.state_dir.or(lower.state_dir),
+            hook_path: self.hook_path.or(lower.hook_path),
+            log_format: self.log_format.or(lower.log_format),
+            log_level: self.log_level.or(lower.log_level),
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! The OCI hook: asks the plugin whether an exit may be seen, and waits while it says no.
+//!
+//! Runs once for every exit of a container with restart rules, in the runtime's mount namespace, while the
+//! runtime waits: hence no async runtime, no allocation worth naming, and no trouble that is not a return.
+
+use std::fs;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::{GO, LIMIT, WAIT};
+
+/// A plugin that does not answer a knock within this time is taken for dead.
+const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+/// Between two knocks at a plugin that died while it held this exit.
+const KNOCK_INTERVAL: Duration = Duration::from_millis(20);
+/// The OCI state is a few hundred bytes; more is not for us (runtime-spec, "State").
+const STATE_LIMIT: u64 = 1 << 20;
+
+/// Where the plugin is, and what it leaves behind when it dies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HookArgs {
+    /// The socket of [`super::Server`].
+    pub socket: PathBuf,
+    /// A file that exists while the plugin holds this pod's exits. With it, a plugin that does not answer
+    /// is expected back: without, the exit is none of ours.
+    pub marker: PathBuf,
+}
+
+impl HookArgs {
+    /// The arguments as the runtime passes them on: `hook SOCKET MARKER`, after the executable's name.
+    #[must_use]
+    pub fn to_args(&self) -> Vec<String> {
+        vec![
+            "hook".into(),
+            self.socket.display().to_string(),
+            self.marker.display().to_string(),
+        ]
+    }
+
+    /// Reads what [`Self::to_args`] wrote, without the word `hook`.
+    #[must_use]
+    pub fn parse(args: &[String]) -> Option<Self> {
+        let [socket, marker] = args else { return None };
+        Some(Self {
+            socket: socket.into(),
+            marker: marker.into(),
+        })
+    }
+}
+
+/// Reads the container's OCI state from `state` and waits until its exit may be seen, at most [`LIMIT`].
+///
+/// Returns at once when there is no plugin or it does not understand us: a hook that fails or lingers
+/// without a reason would only delay the runtime.
+pub fn run(args: &HookArgs, state: impl Read) {
+    let deadline = Instant::now() + LIMIT;
+    let Some(id) = container_id(state) else {
+        return;
+    };
+    let mut told_to_wait = false;
+    while !deadline_passed(deadline) {
+        match knock(&args.socket, &id, deadline, &mut told_to_wait) {
+            Ok(()) => return,
+            // The plugin died with this exit in its hands. What it had decided is on disk, and it may be
+            // back in a second: until then, nobody may see the exit.
+            Err(_) if told_to_wait || is_held(&args.marker) => thread::sleep(KNOCK_INTERVAL),
+            Err(_) => return,
+        }
+    }
+}
+
+/// One conversation with the plugin. `Ok`: the exit may be seen.
+fn knock(socket: &Path, id: &str, deadline: Instant, told_to_wait: &mut bool) -> io::Result<()> {
+    let mut stream = UnixStream::connect(socket)?;
+    let waited = LIMIT.saturating_sub(deadline.saturating_duration_since(Instant::now()));
+    stream.set_read_timeout(Some(ANSWER_LIMIT))?;
+    stream.set_write_timeout(Some(ANSWER_LIMIT))?;
+    stream.write_all(format!("{id} {}\n", waited.as_millis()).as_bytes())?;
+    let mut answers = BufReader::new(stream);
+    let mut line = String::new();
+    loop {
+        line.clear();
+        if answers.read_line(&mut line)? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        match line.as_str() {
+            WAIT => {
+                *told_to_wait = true;
+                let left = deadline.saturating_duration_since(Instant::now());
+                // A zero timeout would mean "for ever".
+                let left = left.max(Duration::from_millis(1));
+                answers.get_ref().set_read_timeout(Some(left))?;
+            }
+            // Anything but a known word is a plugin of another version: let the exit pass.
+            GO | _ => return Ok(()),
+        }
+    }
+}
+
+fn deadline_passed(deadline: Instant) -> bool {
+    Instant::now() >= deadline
+}
+
+fn is_held(marker: &Path) -> bool {
+    fs::exists(marker).unwrap_or(false)
+}
+
+fn container_id(state: impl Read) -> Option<String> {
+    #[derive(serde::Deserialize)]
+    struct State {
+        id: String,
+    }
+    let mut text = Vec::new();
+    state.take(STATE_LIMIT).read_to_end(&mut text).ok()?;
+    serde_json::from_slice::<State>(&text)
+        .ok()
+        .map(|state| state.id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    const STATE: &[u8] = br#"{"ociVersion":"1.0.2","id":"c1","status":"stopped","bundle":"/b"}"#;
+
+    struct Place {
+        dir: tempfile::TempDir,
+        args: HookArgs,
+    }
+
+    fn place() -> Place {
+        let dir = tempfile::tempdir().unwrap();
+        let args = HookArgs {
+            socket: dir.path().join("hook.sock"),
+            marker: dir.path().join("held"),
+        };
+        Place { dir, args }
+    }
+
+    /// Runs the hook in a thread; the receiver hears when it has returned.
+    fn spawn(args: &HookArgs) -> std::sync::mpsc::Receiver<()> {
+        let (done, returned) = std::sync::mpsc::channel();
+        let args = args.clone();
+        thread::spawn(move || {
+            run(&args, STATE);
+            done.send(()).unwrap();
+        });
+        returned
+    }
+
+    fn accept(listener: &UnixListener) -> (BufReader<UnixStream>, String) {
+        let mut stream = BufReader::new(listener.accept().unwrap().0);
+        let mut line = String::new();
+        stream.read_line(&mut line).unwrap();
+        (stream, line)
+    }
+
+    const SOON: Duration = Duration::from_secs(1);
+    const NOT_YET: Duration = Duration::from_millis(50);
+
+    #[test]
+    fn without_a_plugin_it_returns_at_once() {
+        let place = place();
+        spawn(&place.args).recv_timeout(SOON).unwrap();
+    }
+
+    #[test]
+    fn a_state_that_cannot_be_read_is_let_go() {
+        let place = place();
+        let _listener = UnixListener::bind(&place.args.socket).unwrap();
+        run(&place.args, &b"not json"[..]);
+        run(&place.args, &b""[..]);
+    }
+
+    #[test]
+    fn it_names_the_container_and_waits_until_released() {
+        let place = place();
+        let listener = UnixListener::bind(&place.args.socket).unwrap();
+        let returned = spawn(&place.args);
+        let (mut plugin, line) = accept(&listener);
+        assert!(line.starts_with("c1 "), "{line}");
+        plugin.get_mut().write_all(b"wait\n").unwrap();
+        assert!(returned.recv_timeout(NOT_YET).is_err());
+        plugin.get_mut().write_all(b"go\n").unwrap();
+        returned.recv_timeout(SOON).unwrap();
+    }
+
+    #[test]
+    fn a_plugin_that_dies_before_it_answers_is_not_waited_for() {
+        let place = place();
+        let listener = UnixListener::bind(&place.args.socket).unwrap();
+        let returned = spawn(&place.args);
+        drop(accept(&listener));
+        returned.recv_timeout(SOON).unwrap();
+    }
+
+    #[test]
+    fn a_plugin_that_dies_while_it_holds_is_waited_for_and_asked_again() {
+        let place = place();
+        let listener = UnixListener::bind(&place.args.socket).unwrap();
+        let returned = spawn(&place.args);
+        let (mut plugin, _) = accept(&listener);
+        plugin.get_mut().write_all(b"wait\n").unwrap();
+        fs::remove_file(&place.args.socket).unwrap();
+        drop((plugin, listener));
+        assert!(returned.recv_timeout(NOT_YET).is_err());
+        let listener = UnixListener::bind(&place.args.socket).unwrap();
+        let (mut plugin, line) = accept(&listener);
+        assert!(line.starts_with("c1 "), "{line}");
+        plugin.get_mut().write_all(b"go\n").unwrap();
+        returned.recv_timeout(SOON).unwrap();
+    }
+
+    #[test]
+    fn a_marker_makes_it_wait_for_a_plugin_that_died_before_it_could_answer() {
+        let place = place();
+        fs::write(&place.args.marker, "").unwrap();
+        let returned = spawn(&place.args);
+        assert!(returned.recv_timeout(NOT_YET).is_err());
+        fs::remove_file(&place.args.marker).unwrap();
+        returned.recv_timeout(SOON).unwrap();
+        drop(place.dir);
+    }
+
+    #[test]
+    fn arguments_survive_the_runtime() {
+        let args = place().args;
+        assert_eq!(HookArgs::parse(&args.to_args()[1..]), Some(args));
+        assert_eq!(HookArgs::parse(&["only-one".into()]), None);
+    }
+}

@@ -1,0 +1,195 @@
+//! How a pod wants its restarts done: the annotation `restart-options.reprise.dev`.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::OPTIONS_KEY;
+use super::error::{Fault, Place, PolicyError, Problem};
+use super::read::{self, Word};
+
+/// How a pod wants its restarts done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// Who starts the containers again.
+    pub start: Start,
+    /// How long containers may take to stop under [`super::Action::RestartPod`]; whole seconds.
+    pub grace_period: Duration,
+    /// What becomes of containers that had ended with success before the restart.
+    pub completed_containers: CompletedContainers,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            start: Start::Auto,
+            grace_period: Duration::from_secs(10),
+            completed_containers: CompletedContainers::Restart,
+        }
+    }
+}
+
+/// Who starts the containers again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Start {
+    /// By replay where its result cannot be told from the kubelet's own start, else by the kubelet.
+    Auto,
+    /// Always the kubelet.
+    Kubelet,
+    /// The plugin, from the configuration that the kubelet gave the runtime.
+    Replay,
+}
+
+impl Word for Start {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("Auto", Self::Auto),
+        ("Kubelet", Self::Kubelet),
+        ("Replay", Self::Replay),
+    ];
+}
+
+/// What becomes of containers that had ended with success before the restart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CompletedContainers {
+    /// They run again (KEP-5532, "Regular Containers").
+    Restart,
+    /// They stay as they are.
+    Keep,
+}
+
+impl Word for CompletedContainers {
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("Restart", Self::Restart), ("Keep", Self::Keep)];
+}
+
+impl Options {
+    /// Reads the options of a pod from its annotations; what is not set has its default.
+    /// `<key>/pod` replaces `<key>`.
+    pub fn from_annotations<'a>(
+        annotations: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> Result<Self, PolicyError> {
+        let mut plain = None;
+        let mut pod = None;
+        let mut problems = Vec::new();
+        for (key, value) in annotations {
+            match super::place(key, OPTIONS_KEY) {
+                None => {}
+                Some("") => plain = Some(read_options(key, value, &mut problems)),
+                Some("pod") => pod = Some(read_options(key, value, &mut problems)),
+                Some(_) => problems.push(Problem {
+                    place: Place::key(key),
+                    fault: Fault::UnknownPlace(
+                        "restart-options.reprise.dev, restart-options.reprise.dev/pod",
+                    ),
+                }),
+            }
+        }
+        PolicyError::from_problems(problems)?;
+        Ok(pod.or(plain).unwrap_or_default())
+    }
+}
+
+/// The options in one annotation; what is wrong is pushed to `problems` and has its default.
+fn read_options(key: &str, text: &str, problems: &mut Vec<Problem>) -> Options {
+    const FIELDS: &[&str] = &["start", "gracePeriodSeconds", "completedContainers"];
+    let mut options = Options::default();
+    let mut note = |fault| {
+        problems.push(Problem {
+            place: Place::key(key),
+            fault,
+        });
+    };
+    let fields = match read::document(text).and_then(|value| read::mapping("the value", value)) {
+        Ok(fields) => fields,
+        Err(fault) => {
+            note(fault);
+            return options;
+        }
+    };
+    for (name, value) in &fields {
+        let read = match name.as_str() {
+            "start" => read::word("start", value).map(|start| options.start = start),
+            "gracePeriodSeconds" => seconds(value).map(|period| options.grace_period = period),
+            "completedContainers" => read::word("completedContainers", value)
+                .map(|what| options.completed_containers = what),
+            _ => Err(Fault::UnknownField {
+                name: name.clone(),
+                allowed: FIELDS,
+            }),
+        };
+        read.unwrap_or_else(&mut note);
+    }
+    options
+}
+
+fn seconds(value: &Value) -> Result<Duration, Fault> {
+    let seconds = value
+        .as_u64()
+        .and_then(|seconds| u32::try_from(seconds).ok())
+        .ok_or_else(|| Fault::WrongKind {
+            what: "gracePeriodSeconds",
+            found: read::kind(value),
+            expected: "a whole number from 0 to 4294967295",
+        })?;
+    Ok(Duration::from_secs(seconds.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(annotations: &[(&'static str, &'static str)]) -> Result<Options, String> {
+        Options::from_annotations(annotations.iter().copied()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn everything_has_a_default() {
+        assert_eq!(options(&[]), Ok(Options::default()));
+        assert_eq!(options(&[(OPTIONS_KEY, "{}")]), Ok(Options::default()));
+    }
+
+    #[test]
+    fn every_field_is_read() {
+        let text = "{start: Replay, gracePeriodSeconds: 3, completedContainers: Keep}";
+        let expected = Options {
+            start: Start::Replay,
+            grace_period: Duration::from_secs(3),
+            completed_containers: CompletedContainers::Keep,
+        };
+        assert_eq!(options(&[(OPTIONS_KEY, text)]), Ok(expected));
+    }
+
+    #[test]
+    fn the_pod_key_replaces_the_plain_one() {
+        let both = [
+            (OPTIONS_KEY, "start: Replay"),
+            ("restart-options.reprise.dev/pod", "gracePeriodSeconds: 1"),
+        ];
+        let options = options(&both).unwrap();
+        assert_eq!(
+            (options.start, options.grace_period),
+            (Start::Auto, Duration::from_secs(1))
+        );
+    }
+
+    #[test]
+    fn every_mistake_is_named_with_what_is_allowed() {
+        assert_eq!(
+            options(&[(
+                OPTIONS_KEY,
+                "{start: auto, gracePeriodSeconds: -1, completed: Keep}"
+            )])
+            .unwrap_err(),
+            "restart-options.reprise.dev: unknown field \"completed\", allowed are start, \
+             gracePeriodSeconds, completedContainers; \
+             restart-options.reprise.dev: gracePeriodSeconds is -1, expected a whole number from \
+             0 to 4294967295; \
+             restart-options.reprise.dev: start is \"auto\", allowed are Auto, Kubelet, Replay"
+        );
+        assert_eq!(
+            options(&[("restart-options.reprise.dev/container.a", "{}")]).unwrap_err(),
+            "restart-options.reprise.dev/container.a: unknown place, allowed are \
+             restart-options.reprise.dev, restart-options.reprise.dev/pod"
+        );
+    }
+}

@@ -1,0 +1,345 @@
+//! What annotations mean, as users write them.
+
+use proptest::prelude::*;
+
+use super::rules::tests::{any_action, any_rule};
+use super::*;
+
+const OWN: &str = "restart-rules.reprise.dev/container.trainer";
+const POD: &str = "restart-rules.reprise.dev/pod";
+
+fn policy(annotations: &[(&str, &str)]) -> Policy {
+    Policy::from_annotations(annotations.iter().copied())
+        .unwrap()
+        .unwrap()
+}
+
+fn error(annotations: &[(&str, &str)]) -> String {
+    Policy::from_annotations(annotations.iter().copied())
+        .unwrap_err()
+        .to_string()
+}
+
+/// A list with one rule: `action` on `code`.
+fn list(action: Action, code: i32) -> String {
+    format!(
+        "[{{action: {}, exitCodes: {{operator: In, values: [{code}]}}}}]",
+        action.name()
+    )
+}
+
+#[test]
+fn a_rule_as_the_documentation_writes_it() {
+    let policy = policy(&[(
+        RULES_KEY,
+        "[{action: RestartAllContainers, exitCodes: {operator: In, values: [42]}}]",
+    )]);
+    assert_eq!(
+        policy.action("trainer", 42),
+        Some(Action::RestartAllContainers)
+    );
+    assert_eq!(policy.action("trainer", 1), None);
+    assert!(policy.covers("trainer"));
+    assert_eq!(policy.options(), &Options::default());
+}
+
+#[test]
+fn a_rule_as_the_kep_writes_it() {
+    let text = "
+- action: RestartPod
+  onExit:
+    exitCodes:
+      operator: NotIn
+      values: [0, 1]
+";
+    let policy = policy(&[(RULES_KEY, text)]);
+    assert_eq!(policy.action("a", 88), Some(Action::RestartPod));
+    assert_eq!(policy.action("a", 0), None);
+}
+
+#[test]
+fn a_mapping_names_containers_and_leaves_the_others_to_the_plain_key() {
+    let mapping = format!("trainer: {}\nquiet: []", list(Action::Restart, 1));
+    let plain = list(Action::RestartPod, 1);
+    let policy = policy(&[(POD, &mapping), (RULES_KEY, &plain)]);
+    assert_eq!(policy.action("trainer", 1), Some(Action::Restart));
+    assert_eq!(policy.action("other", 1), Some(Action::RestartPod));
+    assert!(!policy.covers("quiet"));
+}
+
+#[test]
+fn a_pod_without_rules_has_no_policy() {
+    assert_eq!(Policy::from_annotations([]), Ok(None));
+    assert_eq!(
+        Policy::from_annotations([("app", "x"), (RULES_KEY, "[]"), (POD, "{a: []}")]),
+        Ok(None)
+    );
+}
+
+#[test]
+fn rules_of_the_spec_apply_where_no_annotation_does() {
+    let spec = || {
+        let rule = Rule {
+            action: Action::Restart,
+            operator: Operator::In,
+            values: vec![3],
+        };
+        ["trainer", "other"].map(|name| (name.to_owned(), Rules::from(vec![rule.clone()])))
+    };
+    let own = list(Action::RestartPod, 3);
+    let both = Policy::from_pod([(OWN, own.as_str())], spec())
+        .unwrap()
+        .unwrap();
+    assert_eq!(both.action("trainer", 3), Some(Action::RestartPod));
+    assert_eq!(both.action("other", 3), Some(Action::Restart));
+    assert!(
+        Policy::from_pod([], spec())
+            .unwrap()
+            .unwrap()
+            .covers("trainer")
+    );
+}
+
+#[test]
+fn the_keys_alone_tell_whether_there_may_be_rules() {
+    for key in [RULES_KEY, POD, OWN] {
+        assert!(has_rules([("a", ""), (key, "")]), "{key}");
+    }
+    for key in [
+        "restart-rules.reprise.developer",
+        "restart-rules.reprise.dev/",
+        "x/restart-rules.reprise.dev",
+    ] {
+        assert!(!has_rules([(key, "")]), "{key}");
+    }
+}
+
+#[test]
+fn keys_of_our_domain_that_mean_nothing_are_known() {
+    for key in [
+        "restart-rule.reprise.dev",
+        "restartrules.reprise.dev/pod",
+        "reprise.dev/restart-rules",
+    ] {
+        assert!(is_unknown_key(key), "{key}");
+    }
+    for key in [
+        RULES_KEY,
+        POD,
+        OPTIONS_KEY,
+        REQUEST_KEY,
+        "enreprise.dev/x",
+        "kubectl.kubernetes.io/x",
+    ] {
+        assert!(!is_unknown_key(key), "{key}");
+    }
+}
+
+#[test]
+fn containers_that_are_not_in_the_pod_are_named() {
+    let rules = list(Action::Restart, 1);
+    let mapping = format!("{{worker: {rules}, init: {rules}}}");
+    let policy = policy(&[(OWN, &rules), (POD, &mapping)]);
+    assert_eq!(policy.check_names(&["init", "trainer", "worker"]), Ok(()));
+    assert_eq!(
+        policy.check_names(&["init"]).unwrap_err().to_string(),
+        "restart-rules.reprise.dev/container.trainer: the pod has no container \"trainer\"; \
+         restart-rules.reprise.dev/pod: the pod has no container \"worker\""
+    );
+}
+
+#[test]
+fn every_mistake_says_what_is_wrong_and_where() {
+    let many_values = format!("[{}]", vec!["1"; 256].join(","));
+    let many_rules = format!(
+        "[{}]",
+        vec!["{action: Restart, exitCodes: {operator: In, values: [1]}}"; 21].join(",")
+    );
+    let third = format!(
+        "{{a: [{0}, {0}, {{action: Restart, exitCodes: {{operator: In, values: {many_values}}}}}]}}",
+        "{action: Restart, exitCodes: {operator: In, values: [1]}}"
+    );
+    let condition = "exitCodes: {operator: In, values: [1]}";
+    let cases: &[(&str, &str, &str)] = &[
+        (
+            POD,
+            &third,
+            "container \"a\": rule 3: exitCodes.values has 256 entries, at most 255 are allowed",
+        ),
+        (
+            POD,
+            &many_rules,
+            "the list has 21 rules, at most 20 are allowed",
+        ),
+        (
+            POD,
+            "42",
+            "the value is 42, expected a list of rules, or a mapping from container names to such lists",
+        ),
+        (
+            OWN,
+            "{a: []}",
+            "the value is a mapping, expected a list of rules",
+        ),
+        (
+            RULES_KEY,
+            "",
+            "the value is empty, expected a list of rules",
+        ),
+        (
+            RULES_KEY,
+            "[x]",
+            "rule 1: the rule is \"x\", expected a mapping",
+        ),
+        (
+            RULES_KEY,
+            "[{}]",
+            "rule 1: action is missing; restart-rules.reprise.dev: rule 1: exitCodes is missing",
+        ),
+        (
+            RULES_KEY,
+            &format!("[{{action: restart, {condition}}}]"),
+            "rule 1: action is \"restart\", allowed are Restart, RestartAllContainers, RestartPod",
+        ),
+        (
+            RULES_KEY,
+            &format!("[{{action: Restart, exitcodes: 1, {condition}}}]"),
+            "rule 1: unknown field \"exitcodes\", allowed are action, exitCodes, onExit",
+        ),
+        (
+            RULES_KEY,
+            &format!("[{{action: Restart, onExit: {{{condition}}}, {condition}}}]"),
+            "rule 1: both exitCodes and onExit are given, only one is allowed",
+        ),
+        (
+            RULES_KEY,
+            "[{action: Restart, exitCodes: {operator: in, values: [256, -1, \"7\", 1.5]}}]",
+            "rule 1: exitCodes.operator is \"in\", allowed are In, NotIn; \
+             restart-rules.reprise.dev: rule 1: exitCodes.values has 256, allowed are whole numbers from 0 to 255; \
+             restart-rules.reprise.dev: rule 1: exitCodes.values has -1, allowed are whole numbers from 0 to 255; \
+             restart-rules.reprise.dev: rule 1: exitCodes.values has \"7\", allowed are whole numbers from 0 to 255; \
+             restart-rules.reprise.dev: rule 1: exitCodes.values has 1.5, allowed are whole numbers from 0 to 255",
+        ),
+        (
+            RULES_KEY,
+            "[{action: Restart, exitCodes: {operator: In, values: []}}]",
+            "rule 1: exitCodes.values is empty, so that operator In never matches",
+        ),
+        (
+            RULES_KEY,
+            "[{action: Restart, onExit: {}}]",
+            "rule 1: onExit.exitCodes is missing",
+        ),
+        (
+            "restart-rules.reprise.dev/trainer",
+            "[]",
+            "unknown place, allowed are restart-rules.reprise.dev, restart-rules.reprise.dev/pod, \
+             restart-rules.reprise.dev/container.<name>",
+        ),
+    ];
+    for (key, text, expected) in cases {
+        assert_eq!(error(&[(key, text)]), format!("{key}: {expected}"));
+    }
+    assert!(error(&[(RULES_KEY, "[{")]).starts_with("restart-rules.reprise.dev: not valid YAML: "));
+}
+
+#[test]
+fn all_mistakes_of_a_pod_come_in_one_line_and_a_flood_is_cut() {
+    let rules = list(Action::Restart, 1);
+    assert_eq!(
+        error(&[
+            (RULES_KEY, &rules),
+            (POD, "1x"),
+            (OPTIONS_KEY, "start: Never")
+        ]),
+        "restart-options.reprise.dev: start is \"Never\", allowed are Auto, Kubelet, Replay; \
+         restart-rules.reprise.dev/pod: the value is \"1x\", expected a list of rules, or a mapping from container \
+         names to such lists"
+    );
+    let flood = error(&[(RULES_KEY, &format!("[{}]", vec!["{}"; 20].join(",")))]);
+    assert!(flood.ends_with("; and 32 more"), "{flood}");
+}
+
+/// `rules` as JSON.
+fn json(rules: &[Rule]) -> String {
+    let rules = rules.iter().map(|rule| {
+        let operator = if rule.operator == Operator::In {
+            "In"
+        } else {
+            "NotIn"
+        };
+        let condition = serde_json::json!({"operator": operator, "values": rule.values});
+        serde_json::json!({"action": rule.action.name(), "exitCodes": condition})
+    });
+    Value::Array(rules.collect()).to_string()
+}
+
+/// `rules` as block YAML, in the KEP's nested form.
+fn block_yaml(rules: &[Rule]) -> String {
+    let rule = |rule: &Rule| {
+        let operator = if rule.operator == Operator::In {
+            "In"
+        } else {
+            "NotIn"
+        };
+        let values: Vec<_> = rule
+            .values
+            .iter()
+            .map(|value| format!("    - {value}\n"))
+            .collect();
+        let head = format!(
+            "- action: {}\n  onExit:\n   exitCodes:\n    operator: {operator}\n",
+            rule.action.name()
+        );
+        format!("{head}    values:\n{}", values.concat())
+    };
+    rules.iter().map(rule).collect()
+}
+
+proptest! {
+    #[test]
+    fn yaml_and_json_say_the_same(rules in prop::collection::vec(any_rule(), 1..20)) {
+        let (json, yaml) = (json(&rules), block_yaml(&rules));
+        let expected = Policy { plain: Some(Rules::from(rules)), ..Policy::default() };
+        prop_assert_eq!(policy(&[(RULES_KEY, &json)]), expected.clone());
+        prop_assert_eq!(policy(&[(RULES_KEY, &yaml)]), expected);
+    }
+
+    #[test]
+    fn no_text_makes_the_reader_panic(text in "\\PC*", place in "[a-z./]{0,12}") {
+        let keys = [RULES_KEY.to_owned(), POD.to_owned(), OPTIONS_KEY.to_owned(), format!("{RULES_KEY}/{place}")];
+        for key in keys {
+            let _ = Policy::from_annotations([(key.as_str(), text.as_str())]);
+        }
+    }
+
+    #[test]
+    fn no_yaml_makes_the_reader_panic(
+        text in "[\\[\\]{}:,&*!|>'\"\n -]*((action|exitCodes|In|values|0|[0-9]{1,20})[\\[\\]{}:,&* \n-]{0,3}){0,9}",
+    ) {
+        let _ = Policy::from_annotations([(RULES_KEY, text.as_str()), (OPTIONS_KEY, text.as_str())]);
+    }
+
+    #[test]
+    fn an_error_is_one_line(text in "[ -~\n]*") {
+        if let Err(error) = Policy::from_annotations([(RULES_KEY, text.as_str())]) {
+            prop_assert!(!error.to_string().contains('\n'));
+        }
+    }
+
+    #[test]
+    fn the_closest_place_wins(
+        own in prop::option::of(any_action()),
+        mapped in prop::option::of(any_action()),
+        pod in prop::option::of(any_action()),
+        plain in prop::option::of(any_action()),
+    ) {
+        // `/pod` holds a mapping or a list, never both.
+        let on_pod = mapped.map(|action| format!("trainer: {}", list(action, 1))).or(pod.map(|action| list(action, 1)));
+        let texts = [(OWN, own.map(|action| list(action, 1))), (POD, on_pod), (RULES_KEY, plain.map(|a| list(a, 1)))];
+        let annotations = texts.iter().filter_map(|(key, text)| Some((*key, text.as_deref()?)));
+        let policy = Policy::from_annotations(annotations).unwrap();
+        let action = policy.and_then(|policy| policy.action("trainer", 1));
+        prop_assert_eq!(action, own.or(mapped).or(pod).or(plain));
+    }
+}

@@ -1,0 +1,107 @@
+//! Placeholders: containers that are made and never started, so that the kubelet sees *waiting* where it would
+//! see *terminated* (`convertToAPIContainerStatuses` takes the newest of a name).
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use tokio::sync::OnceCell;
+
+use super::plan::RestartId;
+use crate::cri::{
+    self, ContainerConfig, ContainerMetadata, CriError, ImageSpec, LinuxContainerConfig,
+    LinuxContainerSecurityContext, PodSandboxConfig,
+};
+use crate::ids::{ContainerId, ContainerName, SandboxId};
+use crate::node::PLACEHOLDER_ANNOTATION;
+
+/// Makes the placeholders of one pod.
+#[derive(Debug)]
+pub struct Placeholders {
+    sandbox: SandboxId,
+    config: OnceCell<PodSandboxConfig>,
+    /// The runtime reserves `name_pod_namespace_uid_attempt`. The kubelet counts attempts from 0 up, we from the
+    /// top down.
+    next_attempt: AtomicU32,
+}
+
+impl Placeholders {
+    /// For the pod of that sandbox.
+    #[must_use]
+    pub fn new(sandbox: SandboxId) -> Self {
+        Self {
+            sandbox,
+            config: OnceCell::new(),
+            next_attempt: AtomicU32::new(u32::MAX),
+        }
+    }
+
+    /// Makes one placeholder for container `name`, shaped like its attempt `like`.
+    pub async fn make(
+        &self,
+        cri: &cri::Client,
+        name: &ContainerName,
+        like: &ContainerId,
+        restart: &RestartId,
+    ) -> Result<ContainerId, CriError> {
+        let status = cri.container_status(like).await?;
+        let sandbox = self
+            .config
+            .get_or_try_init(|| self.sandbox_config(cri))
+            .await?;
+        loop {
+            let attempt = self.next_attempt.fetch_sub(1, Ordering::Relaxed);
+            let config = config(name, attempt, &status, sandbox, restart);
+            match cri.create_container(&self.sandbox, &config, sandbox).await {
+                // One that a predecessor left and that is being swept.
+                Err(CriError::NameReserved { .. }) => {}
+                other => return other,
+            }
+        }
+    }
+
+    /// The real one: a runtime compares the user namespaces of container and sandbox.
+    async fn sandbox_config(&self, cri: &cri::Client) -> Result<PodSandboxConfig, CriError> {
+        let recovered = cri.sandbox_config(&self.sandbox).await?;
+        Ok(recovered
+            .map(|recovered| recovered.config)
+            .unwrap_or_default())
+    }
+}
+
+fn config(
+    name: &ContainerName,
+    attempt: u32,
+    like: &cri::ContainerStatus,
+    sandbox: &PodSandboxConfig,
+    restart: &RestartId,
+) -> ContainerConfig {
+    let mut annotations = like.annotations.clone();
+    annotations.insert(PLACEHOLDER_ANNOTATION.to_owned(), restart.to_string());
+    let namespaces = sandbox
+        .linux
+        .as_ref()
+        .and_then(|linux| linux.security_context.as_ref())
+        .and_then(|security| security.namespace_options.clone());
+    ContainerConfig {
+        metadata: Some(ContainerMetadata {
+            name: name.to_string(),
+            attempt,
+        }),
+        image: Some(ImageSpec {
+            image: like.image_ref.clone(),
+            ..Default::default()
+        }),
+        labels: like.labels.clone(),
+        annotations,
+        // The kubelet deletes `<log path>*` with a container: an empty one would be the pod's whole directory,
+        // and one that begins with a number would count as an attempt.
+        log_path: format!("{name}/reprise-{attempt}.log"),
+        linux: Some(LinuxContainerConfig {
+            security_context: Some(LinuxContainerSecurityContext {
+                namespace_options: namespaces,
+                ..Default::default()
+            }),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
+}

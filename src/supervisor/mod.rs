@@ -1,0 +1,216 @@
+//! Wires the rooms together and runs them.
+
+mod plugin;
+mod roster;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Notify, mpsc};
+use tokio::time::sleep;
+use tokio_stream::StreamExt;
+
+use crate::config::{Config, CriEndpoint};
+use crate::cri::{self, Containerd, CriError, ExitFeed};
+use crate::exit_hold::{Server, ServerError};
+use crate::kube::{self, Events, KubeError, PodChange, Pods};
+use crate::nri::{Launched, NriError, Stub};
+use crate::report::Reporter;
+use crate::restart::driver::Tools;
+use crate::restart::record::{Record, Records, RecordsError};
+use plugin::Reprise;
+use roster::Roster;
+
+/// Between two tries of a runtime that is away.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+/// Between two looks for the socket of a runtime that is starting.
+const LAUNCH_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Why the plugin could not run.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// There is no runtime's socket.
+    #[error("no container runtime at {0}: start it, or say where it listens with --cri-endpoint")]
+    NoRuntime(String),
+    /// The runtime's CRI cannot be used at all.
+    #[error(transparent)]
+    Cri(#[from] CriError),
+    /// The API server's address cannot be used at all.
+    #[error(transparent)]
+    Kube(#[from] KubeError),
+    /// The runtime's NRI cannot be used.
+    #[error(transparent)]
+    Nri(#[from] NriError),
+    /// The hook's socket cannot be opened.
+    #[error(transparent)]
+    Hook(#[from] ServerError),
+    /// The records of restarts cannot be kept.
+    #[error(transparent)]
+    Records(#[from] RecordsError),
+    /// What a predecessor left cannot be read.
+    #[error("cannot read the records of restarts: {0}")]
+    Load(std::io::Error),
+}
+
+/// Runs the plugin until `shutdown`, or until the runtime that launched it goes away.
+///
+/// On `shutdown` the hooks' connections end with the process: they wait for a successor as after a crash,
+/// and restarts under way stay on disk for it.
+pub async fn run(
+    config: Config,
+    launched: Option<Launched>,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<(), RunError> {
+    let endpoint = cri_endpoint(&config.cri_endpoints, launched.is_some()).await?;
+    let cri = cri::Client::connect(&endpoint.to_string())?;
+    let client = kube::connect(config.kubeconfig.as_deref()).await?;
+    let records = Records::open(&config.state_dir, &config.run_dir)?;
+    let left = records.load().map_err(RunError::Load)?;
+    let (pods, changes, events) = match client {
+        Some(client) => {
+            let (pods, changes) = Pods::watch(client.clone(), &config.node_name);
+            (
+                pods,
+                Some(changes),
+                Some(Events::new(client, &config.node_name)),
+            )
+        }
+        None => {
+            tracing::info!("no API server: pods are known by what the runtime tells of them");
+            (Pods::default(), None, None)
+        }
+    };
+    let containerd = containerd(&cri).await;
+    let tools = Arc::new(Tools {
+        cri,
+        containerd: containerd.clone(),
+        records: records.clone(),
+        reporter: Reporter::new(events),
+    });
+    let roster = Arc::new(Roster::new(tools, pods));
+    if let Some(changes) = changes {
+        tokio::spawn(follow_pods(Arc::clone(&roster), changes));
+    }
+    let missed = Arc::new(Notify::new());
+    if let Some(containerd) = containerd {
+        tokio::spawn(follow_exits(
+            Arc::clone(&roster),
+            containerd,
+            Arc::clone(&missed),
+        ));
+    }
+    let hook_socket = config.run_dir.join("hook.sock");
+    let plugin = Reprise::new(
+        Arc::clone(&roster),
+        records,
+        config.hook_path.clone(),
+        hook_socket.clone(),
+        Arc::clone(&missed),
+    );
+    let stub = stub(plugin, &config, launched)?;
+    tokio::select! {
+        result = keep(Arc::clone(&roster), hook_socket, left, missed) => result,
+        result = stub.run(shutdown) => Ok(result?),
+    }
+}
+
+/// The first socket that exists. A runtime that launches plugins does so before it listens.
+async fn cri_endpoint(endpoints: &[CriEndpoint], launched: bool) -> Result<&CriEndpoint, RunError> {
+    loop {
+        if let Some(found) = endpoints.iter().find(|it| it.socket().exists()) {
+            return Ok(found);
+        }
+        if !launched {
+            let tried: Vec<String> = endpoints.iter().map(ToString::to_string).collect();
+            return Err(RunError::NoRuntime(tried.join(" and ")));
+        }
+        sleep(LAUNCH_INTERVAL).await;
+    }
+}
+
+/// containerd's own API beside the CRI, once the runtime has answered; `None`: it is another runtime.
+async fn containerd(cri: &cri::Client) -> Option<Containerd> {
+    let mut said = false;
+    loop {
+        match cri.containerd().await {
+            Ok(containerd) => return Some(containerd),
+            Err(CriError::NotContainerd { runtime }) => {
+                tracing::warn!(
+                    runtime,
+                    "exits cannot be held on this runtime yet: pods with restartPolicy Never may fail before they are restarted"
+                );
+                return None;
+            }
+            Err(error) => say_once(&mut said, &error),
+        }
+        sleep(RETRY_INTERVAL).await;
+    }
+}
+
+fn stub(
+    plugin: Reprise,
+    config: &Config,
+    launched: Option<Launched>,
+) -> Result<Stub<Reprise>, NriError> {
+    let builder = Stub::builder(plugin);
+    match launched {
+        Some(launched) => builder.launched(launched).build(),
+        None => builder
+            .name("reprise")
+            .index(config.nri_index.as_str())
+            .socket(config.nri_socket.clone())
+            .build(),
+    }
+}
+
+/// Takes over from a predecessor, answers the hooks, and compares with the runtime whenever news may have been
+/// missed. Ends only on an error.
+async fn keep(
+    roster: Arc<Roster>,
+    hook_socket: PathBuf,
+    left: Vec<Record>,
+    missed: Arc<Notify>,
+) -> Result<(), RunError> {
+    // Whoever holds must know what it holds: until then a predecessor's hooks find no socket and try again.
+    relist(&roster, left).await;
+    let hooks = Server::bind(&hook_socket)?;
+    let knocked = Arc::clone(&roster);
+    tokio::spawn(hooks.serve(move |knock| knocked.knock(&knock)));
+    loop {
+        missed.notified().await;
+        relist(&roster, Vec::new()).await;
+    }
+}
+
+/// Compares with the runtime, trying until it has answered.
+async fn relist(roster: &Roster, records: Vec<Record>) {
+    let mut said = false;
+    while let Err(error) = roster.relist(records.clone()).await {
+        say_once(&mut said, &error);
+        sleep(RETRY_INTERVAL).await;
+    }
+}
+
+fn say_once(said: &mut bool, error: &CriError) {
+    if !std::mem::replace(said, true) {
+        tracing::warn!(%error, "the runtime does not answer, trying until it does");
+    }
+}
+
+async fn follow_pods(roster: Arc<Roster>, mut changes: mpsc::UnboundedReceiver<PodChange>) {
+    while let Some(change) = changes.recv().await {
+        roster.pod_changed(change);
+    }
+}
+
+async fn follow_exits(roster: Arc<Roster>, containerd: Containerd, missed: Arc<Notify>) {
+    let mut exits = containerd.exits();
+    while let Some(news) = exits.next().await {
+        match news {
+            ExitFeed::Exit(exit) => roster.ended(&exit.container, Some(exit.code)),
+            ExitFeed::Connected => missed.notify_one(),
+            ExitFeed::Lost(error) => tracing::debug!(%error, "the stream of exits broke"),
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! The binary as users meet it: exit codes and messages.
+
+use std::fs;
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
+
+const POD: &str = "
+apiVersion: v1
+kind: Pod
+metadata:
+  name: trainer
+  annotations:
+    restart-rules.reprise.dev: |
+      [{action: RestartAllContainers, exitCodes: {operator: In, values: [42]}}]
+spec:
+  restartPolicy: Never
+  containers: [{name: main}]
+";
+
+fn reprise(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_reprise"));
+    command.args(arguments).env_clear();
+    command
+}
+
+fn run(arguments: &[&str]) -> (Option<i32>, String, String) {
+    said(&reprise(arguments).output().unwrap())
+}
+
+fn said(output: &Output) -> (Option<i32>, String, String) {
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    (
+        output.status.code(),
+        text(&output.stdout),
+        text(&output.stderr),
+    )
+}
+
+#[test]
+fn help_and_version_succeed() {
+    for arguments in [
+        &["--help"][..],
+        &["help", "run"],
+        &["help", "hook"],
+        &["check", "-h"],
+    ] {
+        let (code, out, _) = run(arguments);
+        assert_eq!(code, Some(0), "{arguments:?}");
+        assert!(out.contains("Usage: reprise"), "{out}");
+    }
+    for arguments in [["version"], ["--version"]] {
+        let expected = format!("reprise {}\n", env!("CARGO_PKG_VERSION"));
+        assert_eq!(run(&arguments), (Some(0), expected, String::new()));
+    }
+}
+
+#[test]
+fn wrong_usage_exits_with_2_and_says_what_is_wrong() {
+    let cases: &[(&[&str], &str)] = &[
+        (&[], "Usage: reprise"),
+        (
+            &["run", "--nri-sockt", "/x"],
+            "unexpected argument '--nri-sockt'",
+        ),
+        (
+            &["run", "--log-level", "loud"],
+            "possible values: error, warn, info, debug, trace",
+        ),
+        (&["run", "--nri-index", "7"], "an NRI index is two digits"),
+        (
+            &["run", "--cri-endpoint", "tcp://x"],
+            "a CRI endpoint is unix://",
+        ),
+        (&["check"], "<FILE>..."),
+    ];
+    for (arguments, expected) in cases {
+        let (code, _, error) = run(arguments);
+        assert_eq!(code, Some(2), "{arguments:?}: {error}");
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn the_environment_is_read_and_checked_as_flags_are() {
+    let (code, _, error) = said(
+        &reprise(&["run"])
+            .env("REPRISE_LOG_FORMAT", "xml")
+            .output()
+            .unwrap(),
+    );
+    assert_eq!(code, Some(2));
+    assert!(error.contains("possible values: text, json"), "{error}");
+}
+
+#[test]
+fn a_config_file_that_cannot_be_used_is_named() {
+    let (code, _, error) = run(&["run", "--config", "/nonexistent.yaml"]);
+    assert_eq!(code, Some(1));
+    assert!(
+        error.starts_with("reprise: cannot read the config file /nonexistent.yaml"),
+        "{error}"
+    );
+
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), "log-levle: debug\n").unwrap();
+    let (code, _, error) = run(&["run", "--config", file.path().to_str().unwrap()]);
+    assert_eq!(code, Some(1));
+    assert!(error.contains("unknown field `log-levle`"), "{error}");
+}
+
+#[test]
+fn check_explains_a_pod() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("pod.yaml");
+    fs::write(&path, POD).unwrap();
+    let (code, out, error) = run(&["check", path.to_str().unwrap()]);
+    assert_eq!((code, error.as_str()), (Some(0), ""));
+    assert!(
+        out.contains("main (regular): exit 42 → restart all containers in place; "),
+        "{out}"
+    );
+}
+
+#[test]
+fn check_fails_on_a_bad_annotation_from_standard_input() {
+    let mut child = reprise(&["check", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let text = POD.replace("RestartAllContainers", "RestartEverything");
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(text.as_bytes())
+        .unwrap();
+    let (code, out, _) = said(&child.wait_with_output().unwrap());
+    assert_eq!(code, Some(1));
+    assert!(
+        out.contains("rule 1: action is \"RestartEverything\", allowed are Restart, "),
+        "{out}"
+    );
+}
+
+#[test]
+fn check_fails_on_a_missing_file_and_still_checks_the_others() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("pod.yaml");
+    fs::write(&path, POD).unwrap();
+    let (code, out, _) = run(&["check", "/nonexistent.yaml", path.to_str().unwrap()]);
+    assert_eq!(code, Some(1));
+    assert!(
+        out.starts_with("/nonexistent.yaml: problem: No such file or directory"),
+        "{out}"
+    );
+    assert!(out.contains("Pod trainer"), "{out}");
+}

@@ -1,0 +1,132 @@
+//! Annotations that mean nothing: the pod runs as without the plugin, and its owner is told once.
+
+use std::process::Stdio;
+
+use anyhow::{Result, ensure};
+use serde_json::{Value, json};
+
+use crate::pod::LivePod;
+use crate::scenario::{Scenario, scenarios};
+use crate::shape::{Shape, restart_all_on, rule};
+use crate::stage::Stage;
+use crate::wait::{self, PATIENCE};
+
+const REASON: &str = "InvalidRestartRules";
+const KEY: &str = "restart-rules.reprise.dev/container.trainer";
+
+pub(crate) fn scenarios() -> Vec<Scenario> {
+    scenarios![Shared:
+        annotation_that_cannot_be_read_is_reported,
+        unknown_action_is_reported,
+        unknown_operator_is_reported,
+        twenty_one_rules_are_reported,
+        two_hundred_fifty_six_values_are_reported,
+        rules_for_a_container_that_is_not_in_the_pod_are_reported,
+        socket_that_is_missing_is_said_to_be,
+    ]
+}
+
+/// The pod with that value fails as without the plugin, and the one event names `needles`.
+async fn is_reported(stage: &Stage, key: &str, value: &str, needles: &[&str]) -> Result<()> {
+    let shape = Shape::never().regular("trainer").annotation(key, value);
+    let pod = stage.running(shape).await?;
+    let message = the_one_warning(&pod).await?;
+    for needle in std::iter::once(&key).chain(needles) {
+        ensure!(message.contains(needle), "{needle:?} is not in {message:?}");
+    }
+    pod.exit("trainer", 42).await?;
+    let now = pod.until_phase("Failed").await?;
+    ensure!(
+        now.containers["trainer"].state == "exit 42 (Error)",
+        "{now}"
+    );
+    // Now that the pod is over, nothing more can come.
+    the_one_warning(&pod).await?;
+    let lines: Vec<String> = stage
+        .plugin
+        .log_lines(&pod.name)?
+        .into_iter()
+        .filter(|line| line.contains(key))
+        .collect();
+    ensure!(lines.len() == 1, "log lines about it: {lines:#?}");
+    Ok(())
+}
+
+/// The message of the pod's only warning of ours.
+async fn the_one_warning(pod: &LivePod) -> Result<String> {
+    let event = wait::until("a warning event on the pod", PATIENCE, async || {
+        let mut events = pod.events(REASON).await?;
+        Ok(events.pop().ok_or_else(|| "no event".to_owned()))
+    })
+    .await?;
+    let all = pod.events(REASON).await?;
+    ensure!(all.len() == 1, "{} events instead of one", all.len());
+    ensure!(event.type_.as_deref() == Some("Warning"), "{event:?}");
+    let times = event.count.unwrap_or(1);
+    ensure!(times == 1, "the event was sent {times} times");
+    Ok(event.message.unwrap_or_default())
+}
+
+async fn rules_are_reported(stage: &Stage, rules: &Value, needles: &[&str]) -> Result<()> {
+    is_reported(stage, KEY, &rules.to_string(), needles).await
+}
+
+async fn annotation_that_cannot_be_read_is_reported(stage: Stage) -> Result<()> {
+    is_reported(&stage, KEY, "[{action: ", &[]).await
+}
+
+async fn unknown_action_is_reported(stage: Stage) -> Result<()> {
+    let rules = json!([
+        restart_all_on(&[41]),
+        rule("RestartEverything", "In", &[42])
+    ]);
+    rules_are_reported(&stage, &rules, &["RestartEverything"]).await
+}
+
+async fn unknown_operator_is_reported(stage: Stage) -> Result<()> {
+    let rules = json!([rule("RestartAllContainers", "Within", &[42])]);
+    rules_are_reported(&stage, &rules, &["Within"]).await
+}
+
+async fn twenty_one_rules_are_reported(stage: Stage) -> Result<()> {
+    let rules = json!(vec![restart_all_on(&[42]); 21]);
+    rules_are_reported(&stage, &rules, &["21", "20"]).await
+}
+
+async fn two_hundred_fifty_six_values_are_reported(stage: Stage) -> Result<()> {
+    let values: Vec<i32> = (0..256).collect();
+    let rules = json!([restart_all_on(&values)]);
+    rules_are_reported(&stage, &rules, &["256", "255"]).await
+}
+
+async fn rules_for_a_container_that_is_not_in_the_pod_are_reported(stage: Stage) -> Result<()> {
+    let key = "restart-rules.reprise.dev/container.trainee";
+    let rules = json!([restart_all_on(&[42])]);
+    is_reported(&stage, key, &rules.to_string(), &["trainee"]).await
+}
+
+/// As on a node whose runtime has NRI off.
+async fn socket_that_is_missing_is_said_to_be(stage: Stage) -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let socket = dir.path().join("nri.sock");
+    let mut plugin = stage
+        .plugin
+        .command(dir.path(), &socket)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    wait::until_ended(&mut plugin, PATIENCE).await?;
+    let output = plugin.wait_with_output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.code() == Some(1),
+        "ended with {} and said {said:?}",
+        output.status
+    );
+    let socket = socket.to_string_lossy();
+    for needle in [socket.as_ref(), "NRI", "disable"] {
+        ensure!(said.contains(needle), "{needle:?} is not in {said:?}");
+    }
+    ensure!(!said.contains("panicked"), "{said}");
+    Ok(())
+}

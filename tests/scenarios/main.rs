@@ -1,0 +1,70 @@
+//! Scenarios of Reprise on a real node: real kubelet, real containerd, the plugin as it is shipped.
+//! `cargo test --test scenarios -- --help` tells how to choose among them.
+
+mod cases;
+mod evidence;
+mod node;
+mod options;
+mod plugin;
+mod pod;
+mod recorder;
+mod restarted;
+mod runner;
+mod runtime;
+mod scenario;
+mod shape;
+mod stage;
+mod wait;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Result;
+use clap::Parser;
+
+use node::Node;
+use options::Options;
+use runner::{Runner, Tally};
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let options = Options::parse();
+    match run(&options).await {
+        Ok(tally) => {
+            for (name, times) in &tally.failed {
+                println!("failed {times} of {}: {name}", options.repeat);
+            }
+            println!(
+                "{} passed, {} failed, {} skipped",
+                tally.passed,
+                tally.failures(),
+                tally.skipped
+            );
+            ExitCode::from(u8::from(tally.failures() > 0))
+        }
+        Err(error) => {
+            println!("FAILED: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(options: &Options) -> Result<Tally> {
+    let mut scenarios = cases::all();
+    scenarios.retain(|scenario| options.wants(&scenario.name));
+    if options.list {
+        for scenario in &scenarios {
+            println!("{} ({:?})", scenario.name, scenario.company);
+        }
+        return Ok(Tally::default());
+    }
+    let Some(env_file) = &options.node_env else {
+        println!("skipped: no node to run on; REPRISE_NODE_ENV names none (see hack/test.sh)");
+        return Ok(Tally {
+            skipped: scenarios.len(),
+            ..Tally::default()
+        });
+    };
+    let node = Arc::new(Node::read(env_file).await?);
+    Runner::new(node, options)?.run(&scenarios, options).await
+}

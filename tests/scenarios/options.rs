@@ -1,0 +1,50 @@
+//! The runner's command line.
+
+use clap::Parser;
+
+/// Scenarios on a real node. The node comes from `hack/node.sh up`; its env file is named by
+/// `REPRISE_NODE_ENV`. Without one, every scenario is skipped.
+#[derive(Parser, Debug)]
+pub(crate) struct Options {
+    /// Only scenarios whose name contains one of these
+    pub(crate) filter: Vec<String>,
+
+    /// The same
+    #[arg(long = "filter", value_name = "TEXT")]
+    also_filter: Vec<String>,
+
+    /// Play everything N times
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) repeat: usize,
+
+    /// Scenarios at the same time, of those that can share a node
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub(crate) jobs: usize,
+
+    /// Do not start the plugin: shows which scenarios can tell
+    #[arg(long)]
+    pub(crate) without_plugin: bool,
+
+    /// Print the names and end
+    #[arg(long)]
+    pub(crate) list: bool,
+
+    /// The plugin's binary
+    #[arg(long, value_name = "FILE", env = "REPRISE_BIN", default_value = env!("CARGO_BIN_EXE_reprise"))]
+    pub(crate) plugin: std::path::PathBuf,
+
+    /// Where to keep the plugin's log
+    #[arg(long, value_name = "FILE", env = "REPRISE_PLUGIN_LOG")]
+    pub(crate) plugin_log: Option<std::path::PathBuf>,
+
+    /// The env file that `hack/node.sh up` has written
+    #[arg(long, value_name = "FILE", env = "REPRISE_NODE_ENV")]
+    pub(crate) node_env: Option<std::path::PathBuf>,
+}
+
+impl Options {
+    pub(crate) fn wants(&self, name: &str) -> bool {
+        let mut filters = self.filter.iter().chain(&self.also_filter).peekable();
+        filters.peek().is_none() || filters.any(|filter| name.contains(filter.as_str()))
+    }
+}

@@ -1,0 +1,229 @@
+//! The plugin under test: one process for all scenarios, in directories of its own.
+
+use std::fs::{File, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use serde::Deserialize;
+use tempfile::TempDir;
+use tokio::sync::Mutex;
+
+use crate::node::Node;
+use crate::wait;
+
+/// What the plugin logs when the runtime has taken it in.
+const READY: &str = "connected to NRI";
+
+/// From SIGTERM to a clean end.
+const TIME_TO_END: Duration = Duration::from_secs(10);
+
+/// How far a restart has come, as the plugin's record on disk says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Phase {
+    /// Decided: killing, holding exits, making placeholders.
+    Down,
+    /// Exits are released behind placeholders.
+    Shielded,
+    /// Everything old is being removed.
+    Clear,
+    /// The kubelet starts the containers.
+    Up,
+}
+
+#[derive(Deserialize)]
+struct Record {
+    phase: Phase,
+}
+
+pub(crate) struct Plugin {
+    pub(crate) binary: PathBuf,
+    node: Arc<Node>,
+    dir: TempDir,
+    process: Mutex<Option<Child>>,
+    /// Where in the log the current process begins.
+    log_start: AtomicUsize,
+}
+
+impl Plugin {
+    pub(crate) fn new(binary: PathBuf, node: Arc<Node>) -> Result<Self> {
+        let dir = tempfile::Builder::new()
+            .prefix("reprise-scenarios-")
+            .tempdir()?;
+        File::create(dir.path().join("plugin.log"))?;
+        Ok(Self {
+            binary,
+            node,
+            dir,
+            process: Mutex::new(None),
+            log_start: AtomicUsize::new(0),
+        })
+    }
+
+    /// Starts the plugin unless it runs, and returns, without waiting for it, whether it did.
+    pub(crate) async fn start(&self) -> Result<bool> {
+        let mut process = self.process.lock().await;
+        if let Some(child) = process.as_mut()
+            && child.try_wait()?.is_none()
+        {
+            return Ok(false);
+        }
+        let log = OpenOptions::new().append(true).open(self.log_file())?;
+        let start = usize::try_from(log.metadata()?.len())?;
+        self.log_start.store(start, Ordering::Relaxed);
+        let child = self
+            .command(self.dir.path(), &self.node.nri_socket)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .with_context(|| format!("cannot run {}", self.binary.display()))?;
+        *process = Some(child);
+        Ok(true)
+    }
+
+    /// `reprise run` for this node, with its directories in `dir`.
+    pub(crate) fn command(&self, dir: &Path, nri_socket: &Path) -> Command {
+        let mut command = Command::new(&self.binary);
+        command
+            .arg("run")
+            .arg("--nri-socket")
+            .arg(nri_socket)
+            .arg("--cri-endpoint")
+            .arg(&self.node.cri_endpoint)
+            .arg("--kubeconfig")
+            .arg(&self.node.plugin_kubeconfig)
+            .arg("--node-name")
+            .arg(&self.node.name)
+            .arg("--run-dir")
+            .arg(dir.join("run"))
+            .arg("--state-dir")
+            .arg(dir.join("state"))
+            .arg("--hook-path")
+            .arg(&self.binary);
+        command
+    }
+
+    /// Waits until the plugin has said so often that it is ready, since its start. More than once
+    /// where it lost the runtime in between.
+    pub(crate) async fn until_ready(&self, times: usize) -> Result<()> {
+        wait::until("the plugin is ready", wait::PATIENCE, async || {
+            if let Some(child) = self.process.lock().await.as_mut()
+                && let Some(status) = child.try_wait()?
+            {
+                bail!(
+                    "the plugin ended before it was ready ({status}):\n{}",
+                    self.last_lines(20)?
+                );
+            }
+            let log = self.log()?;
+            let now = log.get(self.log_start.load(Ordering::Relaxed)..);
+            let said = now.unwrap_or_default().matches(READY).count();
+            if said >= times {
+                return Ok(Ok(()));
+            }
+            Ok(Err(self.last_lines(5)?))
+        })
+        .await
+    }
+
+    /// SIGKILL, and the certainty that it is dead.
+    pub(crate) async fn kill(&self) -> Result<()> {
+        if let Some(mut child) = self.process.lock().await.take() {
+            child.kill()?;
+            child.wait()?;
+        }
+        Ok(())
+    }
+
+    /// SIGTERM; a plugin that does not end by itself with code 0 is a failure.
+    pub(crate) async fn stop(&self) -> Result<()> {
+        let Some(mut child) = self.process.lock().await.take() else {
+            return Ok(());
+        };
+        kill_process(Pid::from_child(&child), Signal::TERM)?;
+        let status = wait::until_ended(&mut child, TIME_TO_END)
+            .await
+            .context("the plugin was sent SIGTERM")?;
+        ensure!(
+            status.success(),
+            "the plugin ended with {status} on SIGTERM"
+        );
+        Ok(())
+    }
+
+    /// Fails if the plugin died by itself or panicked anywhere.
+    pub(crate) async fn must_be_well(&self) -> Result<()> {
+        if let Some(child) = self.process.lock().await.as_mut()
+            && let Some(status) = child.try_wait()?
+        {
+            bail!("the plugin died: {status}\n{}", self.last_lines(20)?);
+        }
+        let log = self.log()?;
+        let panic = log.lines().find(|line| line.contains("panicked at"));
+        ensure!(panic.is_none(), "the plugin panicked: {panic:?}");
+        Ok(())
+    }
+
+    pub(crate) fn record_file(&self, sandbox: &str) -> PathBuf {
+        self.dir
+            .path()
+            .join("state/restarts")
+            .join(format!("{sandbox}.json"))
+    }
+
+    /// The phase of a pod's restart; none if there is no restart, or its record is just being
+    /// written.
+    pub(crate) fn phase_of(&self, sandbox: &str) -> Option<Phase> {
+        let text = std::fs::read(self.record_file(sandbox)).ok()?;
+        let record: Record = serde_json::from_slice(&text).ok()?;
+        Some(record.phase)
+    }
+
+    /// Log lines that contain `needle`.
+    pub(crate) fn log_lines(&self, needle: &str) -> Result<Vec<String>> {
+        let log = self.log()?;
+        Ok(log
+            .lines()
+            .filter(|line| line.contains(needle))
+            .map(str::to_owned)
+            .collect())
+    }
+
+    fn last_lines(&self, count: usize) -> Result<String> {
+        let log = self.log()?;
+        let lines: Vec<_> = log.lines().collect();
+        Ok(lines[lines.len().saturating_sub(count)..].join("\n"))
+    }
+
+    fn log(&self) -> Result<String> {
+        let path = self.log_file();
+        let bytes =
+            std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    fn log_file(&self) -> PathBuf {
+        self.dir.path().join("plugin.log")
+    }
+
+    pub(crate) fn keep_log(&self, target: &Path) -> Result<()> {
+        std::fs::copy(self.log_file(), target)?;
+        Ok(())
+    }
+}
+
+impl Drop for Plugin {
+    fn drop(&mut self) {
+        if let Some(child) = self.process.get_mut() {
+            // It may have ended by itself, and nobody is left to hear of anything else.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! A pod on the node: made from a shape, told what to do, looked at, deleted.
+
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Event;
+use kube::ResourceExt;
+use kube::api::{DeleteParams, ListParams, LogParams, PostParams};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use crate::evidence::{self, Entry};
+use crate::node::Node;
+use crate::plugin::Plugin;
+use crate::recorder::{Recorder, Snapshot};
+use crate::runtime::{Container, State, describe};
+use crate::shape::{Kind, Shape};
+use crate::wait::{self, PATIENCE};
+
+/// The kubelet's garbage collection removes what a deleted pod leaves in the runtime, once a minute.
+const COLLECTED: Duration = Duration::from_mins(3);
+
+pub(crate) struct LivePod {
+    pub(crate) shape: Shape,
+    pub(crate) name: String,
+    pub(crate) uid: String,
+    pub(crate) recorder: Recorder,
+    pub(crate) plugin: Arc<Plugin>,
+    node: Arc<Node>,
+}
+
+impl LivePod {
+    pub(crate) async fn create(
+        node: Arc<Node>,
+        plugin: Arc<Plugin>,
+        shape: Shape,
+        name: String,
+    ) -> Result<Self> {
+        let recorder = Recorder::start(node.pods(), &name);
+        let manifest = shape.manifest(&name, &node.name, &node.image)?;
+        let pod = node
+            .pods()
+            .create(&PostParams::default(), &manifest)
+            .await
+            .context("the API server refuses the scenario's pod")?;
+        Ok(Self {
+            uid: pod.uid().context("a created pod without a UID")?,
+            shape,
+            name,
+            recorder,
+            plugin,
+            node,
+        })
+    }
+
+    /// Waits until inits are through and everything else runs and is ready.
+    pub(crate) async fn until_running(&self) -> Result<Snapshot> {
+        self.recorder
+            .until("all containers run", PATIENCE, |snapshot| {
+                self.not_running(snapshot)
+            })
+            .await
+    }
+
+    /// The first container that is not as it is in a healthy pod.
+    pub(crate) fn not_running(&self, snapshot: &Snapshot) -> Option<String> {
+        for container in &self.shape.containers {
+            let name = container.name;
+            let Some(seen) = snapshot.containers.get(name) else {
+                return Some(format!("{name} has no status"));
+            };
+            let healthy = match container.kind {
+                Kind::Init => seen.state.starts_with("exit 0"),
+                Kind::Sidecar | Kind::Regular => seen.is_running && seen.ready,
+            };
+            if !healthy {
+                return Some(format!("{name} is {}", seen.state));
+            }
+        }
+        if snapshot.phase != "Running" {
+            return Some(format!("phase is {}", snapshot.phase));
+        }
+        (!snapshot.ready).then(|| "the pod is not Ready".to_owned())
+    }
+
+    /// Waits until one container runs, whatever the others do.
+    pub(crate) async fn until_container_runs(&self, name: &str) -> Result<Snapshot> {
+        self.until_state(name, "running").await
+    }
+
+    /// Waits until a container's state begins so: `running`, `exit 7`, `waiting`.
+    pub(crate) async fn until_state(&self, name: &str, state: &str) -> Result<Snapshot> {
+        self.recorder
+            .until(
+                &format!("{name} is {state}"),
+                PATIENCE,
+                |snapshot| match snapshot.containers.get(name) {
+                    Some(seen) if seen.state.starts_with(state) => None,
+                    Some(seen) => Some(format!("{name} is {}", seen.state)),
+                    None => Some(format!("{name} has no status")),
+                },
+            )
+            .await
+    }
+
+    pub(crate) async fn until_phase(&self, phase: &str) -> Result<Snapshot> {
+        self.recorder
+            .until(&format!("phase {phase}"), PATIENCE, |snapshot| {
+                (snapshot.phase != phase).then(|| format!("phase is {}", snapshot.phase))
+            })
+            .await
+    }
+
+    /// Lets the running instance of a container end with `code`.
+    pub(crate) async fn exit(&self, container: &str, code: i32) -> Result<()> {
+        let mut fifo = self.until_listening(container).await?;
+        writeln!(fifo, "{code}").with_context(|| format!("cannot tell {container} to exit"))
+    }
+
+    /// Waits until a container has begun and listens for its exit code.
+    pub(crate) async fn until_listening(&self, container: &str) -> Result<File> {
+        let fifo = self.node.evidence_dir(&self.uid).join(container);
+        let what = format!("{container} waits for its exit code");
+        wait::until(&what, PATIENCE, async || {
+            let opened = OpenOptions::new()
+                .write(true)
+                .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+                .open(&fifo);
+            match opened {
+                Ok(fifo) => Ok(Ok(fifo)),
+                // Nobody has it open for reading.
+                Err(error) if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => {
+                    Ok(Err("it is not listening".to_owned()))
+                }
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    Ok(Err("it has not begun".to_owned()))
+                }
+                Err(error) => Err(error.into()),
+            }
+        })
+        .await
+    }
+
+    pub(crate) fn evidence(&self) -> Result<Vec<Entry>> {
+        evidence::read(&self.node.evidence_dir(&self.uid))
+    }
+
+    pub(crate) async fn containers(&self) -> Result<Vec<Container>> {
+        self.node.runtime.containers(&self.uid).await
+    }
+
+    /// The one sandbox of the pod.
+    pub(crate) async fn sandbox(&self) -> Result<String> {
+        let mut sandboxes = self.node.runtime.sandboxes(&self.uid).await?;
+        ensure!(sandboxes.len() == 1, "sandboxes of the pod: {sandboxes:?}");
+        Ok(sandboxes.remove(0))
+    }
+
+    /// Poststop hooks of each container in the runtime.
+    pub(crate) async fn hooks(&self) -> Result<Vec<(String, Vec<String>)>> {
+        let mut hooks = Vec::new();
+        for container in self.containers().await? {
+            let paths = self.node.runtime.poststop_hooks(&container.id).await?;
+            hooks.push((container.name().to_owned(), paths));
+        }
+        Ok(hooks)
+    }
+
+    pub(crate) async fn previous_log(&self, container: &str) -> Result<String> {
+        let params = LogParams {
+            container: Some(container.to_owned()),
+            previous: true,
+            ..LogParams::default()
+        };
+        self.node
+            .pods()
+            .logs(&self.name, &params)
+            .await
+            .with_context(|| format!("logs --previous of {container}"))
+    }
+
+    pub(crate) async fn events(&self, reason: &str) -> Result<Vec<Event>> {
+        let fields = format!("involvedObject.uid={},reason={reason}", self.uid);
+        let events = self.node.events();
+        Ok(events
+            .list(&ListParams::default().fields(&fields))
+            .await?
+            .items)
+    }
+
+    /// Waits until no placeholder is left and exactly one instance of each lasting container runs.
+    pub(crate) async fn until_runtime_is_tidy(&self) -> Result<()> {
+        wait::until("the runtime is tidy again", PATIENCE, async || {
+            let containers = self.containers().await?;
+            let placeholders = containers.iter().any(Container::is_placeholder);
+            let created = containers.iter().any(|c| c.state() == State::Created);
+            let mut lasting = self
+                .shape
+                .containers
+                .iter()
+                .filter(|c| c.kind != Kind::Init);
+            let one_each = lasting.all(|wanted| {
+                let running = containers
+                    .iter()
+                    .filter(|c| c.name() == wanted.name && c.state() == State::Running);
+                running.count() == 1
+            });
+            Ok(if placeholders || created || !one_each {
+                Err(format!("\n{}", describe(&containers)))
+            } else {
+                Ok(())
+            })
+        })
+        .await
+    }
+
+    /// Asks for deletion and waits until the API server has let go of the pod.
+    pub(crate) async fn delete(&self) -> Result<()> {
+        self.begin_delete().await?;
+        self.recorder.until_gone(PATIENCE).await
+    }
+
+    pub(crate) async fn begin_delete(&self) -> Result<()> {
+        let params = DeleteParams::default().grace_period(1);
+        match self.node.pods().delete(&self.name, &params).await {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+            Err(error) => Err(error).context("cannot delete the scenario's pod"),
+        }
+    }
+
+    /// After deletion: waits until nothing of the pod is in the runtime. Exited containers and the
+    /// sandbox are the kubelet's to collect; a placeholder is not, and nothing may still run.
+    pub(crate) async fn until_nothing_is_left(&self) -> Result<()> {
+        wait::until("no live container is left", PATIENCE, async || {
+            let mut left = self.containers().await?;
+            left.retain(|container| {
+                container.is_placeholder() || container.state() != State::Exited
+            });
+            Ok(if left.is_empty() {
+                Ok(())
+            } else {
+                Err(format!("\n{}", describe(&left)))
+            })
+        })
+        .await?;
+        wait::until("nothing is left in the runtime", COLLECTED, async || {
+            let containers = self.containers().await?;
+            let sandboxes = self.node.runtime.sandboxes(&self.uid).await?;
+            Ok(if containers.is_empty() && sandboxes.is_empty() {
+                Ok(())
+            } else {
+                Err(format!(
+                    "sandboxes {sandboxes:?}, containers\n{}",
+                    describe(&containers)
+                ))
+            })
+        })
+        .await
+    }
+
+    /// What a person would look at after a failure.
+    pub(crate) async fn report(&self) -> String {
+        let mut lines = vec![format!("pod {} ({})", self.name, self.uid)];
+        let moments = self.recorder.since(0);
+        let began = moments.first().map(|moment| moment.at);
+        for moment in &moments {
+            let at = began.map_or(Duration::ZERO, |began| moment.at - began);
+            lines.push(format!("  {:8.3} s {}", at.as_secs_f64(), moment.snapshot));
+        }
+        lines.push("  in the runtime:".to_owned());
+        let containers = self.containers().await.map(|found| describe(&found));
+        lines.push(indented(containers));
+        lines.push("  evidence:".to_owned());
+        let evidence = std::fs::read_to_string(self.node.evidence_dir(&self.uid).join("log"));
+        lines.push(indented(evidence.map_err(Into::into)));
+        lines.push("  plugin's log:".to_owned());
+        let log = self.plugin.log_lines(&self.name);
+        lines.push(indented(
+            log.map(|log| log[log.len().saturating_sub(40)..].join("\n")),
+        ));
+        lines.join("\n")
+    }
+}
+
+fn indented(text: Result<String>) -> String {
+    let text = text.unwrap_or_else(|error| format!("{error:#}"));
+    text.lines()
+        .map(|line| format!("    {line}"))
+        .collect::<Vec<_>>()
+        .join("\n")
+}

@@ -1,0 +1,69 @@
+//! A scenario: a name that is a sentence, and what happens.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use anyhow::Result;
+
+use crate::stage::Stage;
+
+type Running = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Company {
+    /// Beside others, on the same node with the same plugin.
+    Shared,
+    /// Alone: it ends the plugin or a part of the node.
+    Alone,
+}
+
+/// Returned as an error by a scenario that this node cannot play.
+#[derive(Debug)]
+pub(crate) struct Skipped(pub(crate) &'static str);
+
+impl fmt::Display for Skipped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl std::error::Error for Skipped {}
+
+#[derive(Clone)]
+pub(crate) struct Scenario {
+    pub(crate) name: String,
+    pub(crate) company: Company,
+    play: Arc<dyn Fn(Stage) -> Running + Send + Sync>,
+}
+
+impl Scenario {
+    pub(crate) fn new<F, Fut>(name: impl Into<String>, company: Company, play: F) -> Self
+    where
+        F: Fn(Stage) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<()>> + Send + 'static,
+    {
+        Self {
+            name: name.into(),
+            company,
+            play: Arc::new(move |stage| Box::pin(play(stage))),
+        }
+    }
+
+    pub(crate) fn play(&self, stage: Stage) -> Running {
+        (self.play)(stage)
+    }
+}
+
+/// Scenarios from functions, each named as its function.
+macro_rules! scenarios {
+    ($company:ident: $($function:ident),+ $(,)?) => {
+        vec![$($crate::scenario::Scenario::new(
+            stringify!($function),
+            $crate::scenario::Company::$company,
+            $function,
+        )),+]
+    };
+}
+pub(crate) use scenarios;
