@@ -89,7 +89,7 @@ async fn publish(recorder: Recorder, mut waiting: mpsc::Receiver<(PodObject, Not
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::debug!(pod = %pod.key, reason, %error, "event lost"),
             Err(_) => {
-                tracing::debug!(pod = %pod.key, reason, "event lost: no answer in {TIMEOUT:?}")
+                tracing::debug!(pod = %pod.key, reason, "event lost: no answer in {TIMEOUT:?}");
             }
         }
     }
