@@ -25,7 +25,8 @@ const PAGE: u32 = 20;
 pub enum PodChange {
     /// The pod is new or not what it was.
     Applied(Arc<PodSpec>),
-    /// The pod is gone from the API server; its containers may run a little longer.
+    /// The pod is gone from the API server; its containers may run a little longer. A static pod's containers stay if
+    /// only its mirror was deleted: the kubelet makes a new one, which is applied again.
     Deleted(PodUid),
 }
 
