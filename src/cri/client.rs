@@ -211,9 +211,10 @@ impl Client {
             sandbox_config: Some(sandbox_config.clone()),
         };
         let call = self.write("CreateContainer");
-        let answer = call
-            .finish(self.rpc().create_container(call.request(message)))
-            .await?;
+        // On the heap: the message is by far the largest, and every future that waits for this one would be as large.
+        let mut rpc = self.rpc();
+        let answer = Box::pin(rpc.create_container(call.request(message)));
+        let answer = call.finish(answer).await?;
         Ok(answer.container_id.into())
     }
 

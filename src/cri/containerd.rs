@@ -48,7 +48,7 @@ pub struct TaskExit {
 /// What the stream of exits tells.
 #[derive(Debug)]
 pub enum ExitFeed {
-    /// Exits from now on will be told. Those before may have been missed: look at the lists.
+    /// Exits will be told again. Those until now may have been missed: look at the lists, and ask the tasks for codes.
     Connected,
     /// A container has exited.
     Exit(TaskExit),
@@ -69,7 +69,6 @@ impl Containerd {
 
     /// The exits of containers, for ever: first processes only, execs are left out. Reconnects by itself with a pause
     /// of 0.1 to 2 s. Ends its work when it is dropped. Must be called within a tokio runtime.
-    #[must_use]
     pub fn exits(&self) -> impl Stream<Item = ExitFeed> + Send + Unpin + use<> {
         let (to, from) = mpsc::channel(BACKLOG);
         tokio::spawn(feed(self.client.clone(), to));
@@ -129,7 +128,8 @@ async fn follow(client: &Client, to: &mpsc::Sender<ExitFeed>) -> (bool, CriError
     tokio::pin!(subscribe);
 
     // Go's gRPC sends no headers before the first event, so the answer to Subscribe may be hours away. The requests of
-    // one connection arrive in order: an answer to a later one proves that this one has arrived.
+    // one connection arrive in order: an answer to a later one means that this one is in the runtime's hands. Its handler
+    // may still be microseconds from listening, well within the time that a consumer needs to look at the lists.
     let answer = tokio::select! {
         biased;
         answer = &mut subscribe => Some(answer),

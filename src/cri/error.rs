@@ -91,7 +91,7 @@ pub enum CriError {
 
 impl CriError {
     /// Sorts a failed call. Runtimes give most failures the code `Unknown`, so their words decide: containerd's
-    /// `container_remove.go` and `registrar.go` (alike in 1.7 and 2.x), CRI-O's `internal/registrar`.
+    /// `container_remove.go` and `registrar.go` (alike in 1.7 and 2.x), CRI-O's `server` and `internal/registrar`.
     pub(crate) fn from_status(
         call: &'static str,
         limit: Duration,
@@ -136,14 +136,14 @@ impl CriError {
 }
 
 /// containerd: "container is still running, to stop first", "container state is unknown, to stop first", "container is
-/// in starting state, can't be removed", "container is already in removing state". CRI-O stops the container itself,
-/// and fails with the storage's words where that comes too late.
+/// in starting state, can't be removed", "container is already in removing state". CRI-O stops the container itself
+/// (`server/container_remove.go`) and fails if that takes too long, or with the OCI runtime's "that is not stopped".
 const NOT_REMOVABLE_YET: [&str; 5] = [
     "to stop first",
     "in starting state",
     "already in removing state",
-    "cannot remove running container",
-    "container is running",
+    "failed to stop container for removal",
+    "that is not stopped",
 ];
 
 /// containerd: `failed to reserve container name "…": name "…" is reserved for "…"`; CRI-O: "name is reserved", and the
@@ -201,6 +201,8 @@ mod tests {
             "failed to set removing state for container \"a\": container state is unknown, to stop first",
             "failed to set removing state for container \"a\": container is in starting state, can't be removed",
             "failed to set removing state for container \"a\": container is already in removing state",
+            "failed to stop container for removal context deadline exceeded",
+            "failed to delete container a in pod sandbox b: cannot delete container 0 that is not stopped: running",
         ] {
             let error = sort(&Status::unknown(text));
             assert!(matches!(error, CriError::StillRunning { .. }), "{error}");

@@ -11,13 +11,11 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, sleep_until};
 
-use super::machine::{
-    DOWN_LIMIT, Effect, Event, Found, FoundState, Machine, Outcome, Phase, Verdict,
-};
+use super::machine::{Effect, Event, Found, FoundState, Machine, Outcome, Phase, Verdict};
 use super::placeholder::Placeholders;
 use super::plan::{Circumstances, Old, Plan, RestartId, Trigger, Way};
 use super::record::{Record, Records};
-use crate::cri::{self, Containerd, CriError};
+use crate::cri::{self, ContainerState, Containerd, CriError};
 use crate::exit_hold::Answer;
 use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity};
 use crate::kube::{ContainerKind, PodSpec};
@@ -237,7 +235,10 @@ impl Driver {
             return Ok(());
         }
         // Under load the kubelet may act on what it saw half a second ago.
-        if state.instances.running(name).is_some() && self.is_member(&state, name) {
+        if let Some(id) = state.instances.running(name).cloned()
+            && self.is_member(&state, name)
+        {
+            self.verify(id);
             return Err(format!("container {name} is running already"));
         }
         let Some(machine) = &mut state.machine else {
@@ -304,9 +305,14 @@ impl Driver {
             .map(|(id, instance)| found(id, instance, &plan))
             .collect();
         let elapsed = Duration::from_millis(unix_ms().saturating_sub(plan.decided_at_ms));
-        let left = DOWN_LIMIT.saturating_sub(elapsed);
         tracing::info!(pod = %self.pod.key, restart = %plan.id, ?phase, "went on with a restart that was under way");
-        let (machine, effects) = Machine::resume(plan, phase, &found, left, Instant::now());
+        if matches!(phase, Phase::Shielded | Phase::Up) {
+            // Their exits were released, whether or not the runtime shows it yet.
+            for old in plan.members.iter().filter_map(|member| member.old.as_ref()) {
+                state.instances.ended(&old.id, old.exit);
+            }
+        }
+        let (machine, effects) = Machine::resume(plan, phase, &found, elapsed, Instant::now());
         state.machine = Some(machine);
         self.apply(state, effects);
     }
@@ -369,7 +375,7 @@ impl Driver {
             _ => Duration::ZERO,
         };
         let id = trigger.container.clone();
-        let circumstances = self.circumstances(state, trigger, grace);
+        let circumstances = self.circumstances(state, trigger, grace, 0);
         let plan = match action {
             Action::Restart => circumstances.restart_one(),
             Action::RestartAllContainers | Action::RestartPod => Some(circumstances.restart_all()),
@@ -379,6 +385,24 @@ impl Driver {
             return;
         };
         self.tools.reporter.restarting(&story(&plan));
+        self.carry_out(state, plan);
+    }
+
+    fn begin_again(self: &Arc<Self>, state: &mut State) {
+        let Some(machine) = &state.machine else {
+            return;
+        };
+        let plan = machine.plan();
+        let (trigger, grace) = (plan.trigger.clone(), Duration::from_millis(plan.grace_ms));
+        let again = plan.again + 1;
+        tracing::warn!(pod = %self.pod.key, restart = %plan.id, again, "containers were started out of order while the gate was away: beginning anew");
+        let plan = self
+            .circumstances(state, trigger, grace, again)
+            .restart_all();
+        self.carry_out(state, plan);
+    }
+
+    fn carry_out(self: &Arc<Self>, state: &mut State, plan: Plan) {
         let held: Vec<ContainerId> = state.holds.keys().cloned().collect();
         let leftover = state
             .machine
@@ -390,7 +414,13 @@ impl Driver {
         self.apply(state, effects);
     }
 
-    fn circumstances(&self, state: &State, trigger: Trigger, grace: Duration) -> Circumstances {
+    fn circumstances(
+        &self,
+        state: &State,
+        trigger: Trigger,
+        grace: Duration,
+        again: u8,
+    ) -> Circumstances {
         let old = |name: &ContainerName| {
             let (id, instance) = state.instances.newest(name)?;
             let exit = match instance.state {
@@ -439,7 +469,24 @@ impl Driver {
             containers,
             grace_ms: u64::try_from(grace.as_millis()).unwrap_or(u64::MAX),
             decided_at_ms: unix_ms(),
+            again,
         }
+    }
+
+    /// Asks the runtime whether a container that was refused a successor really runs: its end may have fallen
+    /// between two plugins.
+    fn verify(self: &Arc<Self>, id: ContainerId) {
+        let driver = Arc::clone(self);
+        tokio::spawn(async move {
+            match driver.tools.cri.container_status(&id).await {
+                Ok(status) if status.state == ContainerState::Exited => {
+                    driver.ended(&id, status.exit_code);
+                }
+                Err(CriError::Gone { .. }) => driver.removed(&id),
+                // It runs, or the runtime is away and nothing will be created anyway.
+                Ok(_) | Err(_) => {}
+            }
+        });
     }
 
     fn is_member(&self, state: &State, name: &ContainerName) -> bool {
@@ -482,6 +529,7 @@ impl Driver {
 
     fn feed(self: &Arc<Self>, state: &mut State, event: Event) {
         if let Some(machine) = &mut state.machine {
+            tracing::debug!(pod = %self.pod.key, phase = ?machine.phase(), ?event);
             let effects = machine.handle(Instant::now(), event);
             self.apply(state, effects);
         }
@@ -489,14 +537,17 @@ impl Driver {
 
     fn apply(self: &Arc<Self>, state: &mut State, effects: Vec<Effect>) {
         for effect in effects {
-            if let Effect::Release(ids) = &effect {
+            tracing::debug!(pod = %self.pod.key, ?effect);
+            match effect {
                 // Together and now: the kubelet is to see all exits as one event.
-                for id in ids {
-                    state.holds.remove(id);
+                Effect::Release(ids) => {
+                    for id in &ids {
+                        state.holds.remove(id);
+                    }
                 }
-            } else {
+                Effect::Again => self.begin_again(state),
                 // The queue is closed only after the pod is gone, when nothing matters any more.
-                let _ = self.jobs.send(Job::Do(effect));
+                effect => drop(self.jobs.send(Job::Do(effect))),
             }
         }
     }
@@ -536,7 +587,7 @@ impl Driver {
             Effect::Remove(id) => self.sweep(id),
             Effect::Finish(outcome) => self.finish(outcome),
             // Done at once in `apply`.
-            Effect::Release(_) => {}
+            Effect::Release(_) | Effect::Again => {}
         }
     }
 

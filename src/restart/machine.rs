@@ -26,6 +26,11 @@ pub const CLEAR_LIMIT: Duration = Duration::from_secs(60);
 /// Init containers may be slow. After this the gate no longer keeps any order.
 pub const UP_LIMIT: Duration = Duration::from_secs(600);
 
+/// After that long, what the kubelet started while no plugin was there stays: it may have run for hours.
+pub const AGAIN_LIMIT: Duration = Duration::from_secs(10);
+/// A restart that is disturbed more often than this is left to the kubelet.
+const MOST_AGAIN: u8 = 3;
+
 /// How far the restart is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -77,6 +82,8 @@ pub enum Effect {
     Release(Vec<ContainerId>),
     /// Remove this container as soon as its exit has been processed.
     Remove(ContainerId),
+    /// Containers were started behind our back, out of order: plan the restart anew from what there is now.
+    Again,
     /// The restart is over; forget it on disk.
     Finish(Outcome),
 }
@@ -208,14 +215,14 @@ impl Machine {
         (machine, effects)
     }
 
-    /// Goes on with a restart that another process began, from what is in the runtime now. `left`: how long
-    /// the hooks will still wait.
+    /// Goes on with a restart that another process began, from what is in the runtime now. `elapsed`: since it
+    /// was decided.
     #[must_use]
     pub fn resume(
         plan: Plan,
         phase: Phase,
         found: &[Found],
-        left: Duration,
+        elapsed: Duration,
         now: Instant,
     ) -> (Self, Vec<Effect>) {
         let progress = plan
@@ -225,28 +232,25 @@ impl Machine {
             .collect();
         let deadline = now
             + match phase {
-                Phase::Down => left,
+                Phase::Down => DOWN_LIMIT.saturating_sub(elapsed),
                 Phase::Shielded => RECORD_LIMIT,
                 Phase::Clear => CLEAR_LIMIT,
                 Phase::Up | Phase::Over => UP_LIMIT,
             };
         let mut machine = Self::new(plan, phase, progress, deadline);
         let mut effects = Vec::new();
-        if machine.phase != Phase::Up && machine.any_new() {
-            // While we were away the kubelet has seen the shields and started containers by itself.
-            machine.plan.way = Way::Shielded;
-            machine.enter(Phase::Up, now, &mut effects);
-            effects.push(Effect::Release(machine.olds()));
+        if machine.intruded() {
+            effects.extend(machine.again(elapsed < AGAIN_LIMIT, now));
+            return (machine, effects);
         }
-        if machine.phase == Phase::Down {
-            effects.extend(machine.kills());
-            effects.extend(machine.shields_wanted());
-        }
-        if machine.phase == Phase::Clear {
-            effects.extend(machine.removals());
-        }
-        if machine.phase == Phase::Up {
-            effects.extend(machine.removals_of_replaced());
+        match machine.phase {
+            Phase::Down => {
+                effects.extend(machine.kills());
+                effects.extend(machine.shields_wanted());
+            }
+            Phase::Clear => effects.extend(machine.removals()),
+            Phase::Up => effects.extend(machine.removals_of_replaced()),
+            Phase::Shielded | Phase::Over => {}
         }
         effects.extend(machine.advance(now));
         (machine, effects)
@@ -344,7 +348,13 @@ impl Machine {
                     effects.push(Effect::Remove(id));
                 }
             }
-            Event::Started(name, id) => effects.extend(self.started(&name, id)),
+            Event::Started(name, id) => {
+                effects.extend(self.started(&name, id));
+                if self.intruded() {
+                    effects.extend(self.again(true, now));
+                    return effects;
+                }
+            }
             Event::Deleted => {
                 effects.extend(self.finish(Outcome::Deleted));
                 return effects;
@@ -441,6 +451,13 @@ impl Machine {
             Way::Cleared => {
                 self.enter(Phase::Shielded, now, effects);
                 effects.push(Effect::Release(self.olds()));
+                // While it can see the guard's exit, the kubelet may keep it in back-off and not try (doBackOff).
+                let guard = self.index_of(&self.plan.guard);
+                effects.extend(
+                    guard
+                        .and_then(|index| self.old_id(index))
+                        .map(Effect::Remove),
+                );
             }
         }
     }
@@ -469,6 +486,23 @@ impl Machine {
                 .map(|(_, id)| Effect::Remove(id)),
         );
         effects.push(Effect::Finish(outcome));
+        effects
+    }
+
+    /// Containers run that were not to start yet: the gate was not there. The kubelet will not run init
+    /// containers while a regular one runs, so nothing but another round leads to the start order.
+    fn again(&mut self, recent: bool, now: Instant) -> Vec<Effect> {
+        if recent && self.plan.again < MOST_AGAIN {
+            self.phase = Phase::Over;
+            return vec![Effect::Again];
+        }
+        let mut effects = Vec::new();
+        // The kubelet goes on by itself; what is left is to take away the placeholders of what has started.
+        self.plan.way = Way::Shielded;
+        self.enter(Phase::Up, now, &mut effects);
+        effects.push(Effect::Release(self.olds()));
+        effects.extend(self.removals_of_replaced());
+        effects.extend(self.advance(now));
         effects
     }
 
@@ -637,10 +671,13 @@ impl Machine {
         }
     }
 
-    fn any_new(&self) -> bool {
-        self.progress
-            .iter()
-            .any(|progress| progress.new != NewState::None)
+    /// Whether a container runs that the gate would not have admitted.
+    fn intruded(&self) -> bool {
+        self.plan.way != Way::Shielded
+            && (0..self.progress.len()).any(|index| {
+                let runs = matches!(self.progress[index].new, NewState::Running(_));
+                runs && (self.phase != Phase::Up || !self.is_turn_of(index))
+            })
     }
 
     // --- taking note ----------------------------------------------------------------------------------------

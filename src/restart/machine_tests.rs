@@ -54,6 +54,7 @@ impl World {
                     self.removed.insert(id.clone());
                     self.pending.push_back(Event::Gone(id));
                 }
+                Effect::Again => panic!("nothing intrudes here"),
                 Effect::Finish(outcome) => {
                     assert_eq!(self.finished.replace(outcome), None, "finished twice");
                 }
@@ -168,7 +169,11 @@ fn never_with_inits_clears_everything_once_the_guard_was_refused() {
     assert_eq!(world.machine.phase(), Phase::Shielded);
     assert_eq!(world.released.len(), 4);
     assert_eq!(world.attempt("b"), Verdict::NotYet);
-    assert!(world.removed.is_empty());
+    assert!(
+        world.removed("a-0"),
+        "no exit that could keep the guard in back-off"
+    );
+    assert_eq!(world.removed.len(), 1);
     assert_eq!(world.attempt("a"), Verdict::NotYet);
     let before = world.removed.len();
     assert_eq!(before, 4, "containers first, placeholders after them");
@@ -273,50 +278,70 @@ fn found(id: &str, name: &str, placeholder: bool, new: bool, state: FoundState) 
     }
 }
 
+fn resume(way_of: Shape<'_>, phase: Phase, seen: &[Found], elapsed: u64) -> (Machine, Vec<Effect>) {
+    let plan = circumstances(Some(RestartPolicy::Never), way_of, "a", 42).restart_all();
+    let elapsed = Duration::from_secs(elapsed);
+    Machine::resume(plan, phase, seen, elapsed, Instant::now())
+}
+
 #[test]
 fn a_successor_makes_only_the_placeholders_that_are_missing() {
-    let plan = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42).restart_all();
     let seen = [
         found("a-0", "a", false, false, FoundState::Running),
         found("b-0", "b", false, false, FoundState::Running),
         found("p1", "a", true, true, FoundState::Created),
     ];
-    let left = Duration::from_secs(3);
-    let (machine, effects) = Machine::resume(plan, Phase::Down, &seen, left, Instant::now());
+    let (machine, effects) = resume(PLAIN, Phase::Down, &seen, 3);
     let made = |effect: &&Effect| matches!(effect, Effect::MakePlaceholder(..));
     assert_eq!(effects.iter().filter(made).count(), 2);
     assert!(effects.contains(&Effect::Kill("b-0".into())));
     assert_eq!(machine.phase(), Phase::Down);
 }
 
-#[test]
-fn a_successor_that_comes_after_the_kubelet_started_by_itself_only_sweeps() {
-    let plan = circumstances(Some(RestartPolicy::Never), FULL, "a", 42).restart_all();
-    let seen = [
+fn intruders() -> [Found; 5] {
+    [
         found("a-0", "a", false, false, FoundState::Exited(None)),
         found("a-1", "a", false, true, FoundState::Running),
         found("b-1", "b", false, true, FoundState::Running),
         found("p1", "a", true, true, FoundState::Created),
         found("p3", "b", true, true, FoundState::Created),
-    ];
-    let (machine, effects) =
-        Machine::resume(plan, Phase::Shielded, &seen, Duration::ZERO, Instant::now());
-    assert_eq!(machine.phase(), Phase::Over);
+    ]
+}
+
+#[test]
+fn a_successor_that_finds_containers_started_without_their_inits_begins_anew() {
+    let (_, effects) = resume(FULL, Phase::Shielded, &intruders(), 2);
+    assert_eq!(effects, [Effect::Again]);
+}
+
+#[test]
+fn a_successor_that_comes_late_leaves_running_what_the_kubelet_started_and_only_sweeps() {
+    let (_, effects) = resume(FULL, Phase::Shielded, &intruders(), 60);
+    assert!(effects.contains(&Effect::Finish(Outcome::Completed)));
     for id in ["p1", "p3"] {
         assert!(effects.contains(&Effect::Remove(id.into())), "{id}");
     }
-    assert!(effects.contains(&Effect::Finish(Outcome::Completed)));
+}
+
+#[test]
+fn a_container_that_starts_out_of_order_makes_it_begin_anew_but_not_for_ever() {
+    let mut plan = circumstances(Some(RestartPolicy::Always), FULL, "a", 42).restart_all();
+    for again in 0..=MOST_AGAIN {
+        plan.again = again;
+        let (mut machine, _) = Machine::begin(plan.clone(), &[], Vec::new(), Instant::now());
+        let started = Event::Started("b".into(), "b-1".into());
+        let effects = machine.handle(Instant::now(), started);
+        assert_eq!(effects.contains(&Effect::Again), again < MOST_AGAIN);
+    }
 }
 
 #[test]
 fn a_successor_goes_on_removing() {
-    let plan = circumstances(Some(RestartPolicy::Never), FULL, "a", 42).restart_all();
     let seen = [
         found("b-0", "b", false, false, FoundState::Exited(None)),
         found("p1", "a", true, true, FoundState::Created),
     ];
-    let (mut machine, effects) =
-        Machine::resume(plan, Phase::Clear, &seen, Duration::ZERO, Instant::now());
+    let (mut machine, effects) = resume(FULL, Phase::Clear, &seen, 9);
     assert_eq!(effects, [Effect::Remove("b-0".into())]);
     let effects = machine.handle(Instant::now(), Event::Gone("b-0".into()));
     assert_eq!(effects, [Effect::Remove("p1".into())]);
@@ -365,7 +390,8 @@ proptest! {
                         prop_assert_eq!(standing, shields, "released behind half a shield");
                     }
                 }
-                3 | 4 => {
+                // The kubelet starts no container twice that has not failed.
+                3 | 4 if !running.contains(&name) => {
                     let phase = world.machine.phase();
                     let verdict = world.attempt(name);
                     if verdict == Verdict::Admit && phase != Phase::Over {

@@ -94,6 +94,8 @@ pub struct Plan {
     pub grace_ms: u64,
     /// When it was decided: milliseconds since the Unix epoch.
     pub decided_at_ms: u64,
+    /// How often it has begun anew because containers were started behind its back.
+    pub again: u8,
 }
 
 /// What a plan is made from.
@@ -113,6 +115,8 @@ pub struct Circumstances {
     pub grace_ms: u64,
     /// Milliseconds since the Unix epoch.
     pub decided_at_ms: u64,
+    /// How often the restart has begun anew.
+    pub again: u8,
 }
 
 impl Circumstances {
@@ -212,6 +216,7 @@ impl Circumstances {
             whole_pod,
             grace_ms: self.grace_ms,
             decided_at_ms: self.decided_at_ms,
+            again: self.again,
         }
     }
 }
@@ -226,18 +231,17 @@ impl Plan {
     /// The kubelet must be about to create the guard when it sees it waiting: a regular container, else the
     /// init container that stopped, else the sidecar that is all there is.
     fn choose_guard(&self) -> ContainerName {
+        let trigger = self
+            .member(&self.trigger.name)
+            .filter(|member| member.old.is_some() && member.kind != ContainerKind::Sidecar);
         let running = |kind| {
             self.members
                 .iter()
                 .find(move |member| member.kind == kind && member.was_running())
         };
-        let trigger_kind = self.member(&self.trigger.name).map(|member| member.kind);
-        let guard = match trigger_kind {
-            Some(ContainerKind::Sidecar) => {
-                running(ContainerKind::Regular).or_else(|| running(ContainerKind::Init))
-            }
-            _ => None,
-        };
+        let guard = trigger
+            .or_else(|| running(ContainerKind::Regular))
+            .or_else(|| running(ContainerKind::Init));
         guard.map_or_else(|| self.trigger.name.clone(), |member| member.name.clone())
     }
 
@@ -298,6 +302,7 @@ pub(crate) mod tests {
             containers,
             grace_ms: 0,
             decided_at_ms: 1,
+            again: 0,
         }
     }
 

@@ -52,7 +52,7 @@ async fn a_missing_socket_and_a_dead_one_say_what_to_look_at() {
 async fn every_class_of_error_comes_over_the_wire() {
     let fake = Fake::start();
     let client = fake.client();
-    let mut fail = |status| fake.answers().failures.push(status);
+    let fail = |status| fake.answers().failures.push(status);
 
     fail(Status::not_found("container \"c1\": not found"));
     let error = client.container_status(&id()).await.unwrap_err();

@@ -23,6 +23,13 @@ fn event(namespace: &str, topic: &str, id: &str, container: &str, code: u32) -> 
     }
 }
 
+/// Waits until the fake has a subscriber, which is a little later than the feed says so.
+async fn subscribed(fake: &Fake) {
+    while fake.subscribers() == 0 {
+        tokio::task::yield_now().await;
+    }
+}
+
 async fn next(exits: &mut (impl Stream<Item = ExitFeed> + Unpin)) -> ExitFeed {
     tokio::time::timeout(Duration::from_secs(10), exits.next())
         .await
@@ -36,6 +43,7 @@ async fn exits_of_first_processes_in_the_cri_namespace_are_told() {
     let containerd = fake.client().containerd().await.unwrap();
     let mut exits = containerd.exits();
     assert!(matches!(next(&mut exits).await, ExitFeed::Connected));
+    subscribed(&fake).await;
 
     fake.send(event("moby", TOPIC, "c1", "c1", 1));
     fake.send(event(NAMESPACE, "/tasks/oom", "c1", "c1", 2));
@@ -65,6 +73,7 @@ async fn the_feed_comes_back_with_the_runtime_and_says_so() {
 
     fake.serve();
     while !matches!(next(&mut exits).await, ExitFeed::Connected) {}
+    subscribed(&fake).await;
     fake.send(event(NAMESPACE, TOPIC, "c2", "c2", 0));
     assert!(
         matches!(next(&mut exits).await, ExitFeed::Exit(exit) if exit.container.as_str() == "c2")
