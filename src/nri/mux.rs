@@ -37,8 +37,8 @@ const PIPE: usize = 64 << 10;
 pub(super) enum Closed {
     #[error("the runtime closed the connection")]
     ByRuntime,
-    #[error("the connection broke")]
-    Broken(#[from] io::Error),
+    #[error("the connection broke: {0}")]
+    Broken(io::Error),
     #[error("the runtime sent a frame of {0} bytes, more than any message has")]
     OversizedFrame(u32),
     #[error("the plugin's side of ttrpc stopped")]

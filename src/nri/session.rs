@@ -30,6 +30,9 @@ const NRI_VERSION: &str = "v0.12.0";
 /// oneself.
 const SILENCE: Duration = Duration::from_secs(10);
 
+/// How long a runtime may take to hang up on a plugin that refused its configuration.
+const FAREWELL: Duration = Duration::from_secs(1);
+
 /// Who the plugin is to the runtime.
 #[derive(Debug, Clone)]
 pub(super) struct Identity {
@@ -89,7 +92,11 @@ pub(super) async fn run<P: Plugin>(
                     nri = runtime.nri_version.map(tracing::field::display),
                     "registered with the runtime"
                 ),
-                Progress::Refused(refusal) => return Ended::ConfigurationRefused(refusal),
+                Progress::Refused(refusal) => {
+                    // The runtime hangs up once it has the reason, which it logs.
+                    let _ = timeout(FAREWELL, &mut multiplexing).await;
+                    return Ended::ConfigurationRefused(refusal);
+                }
                 Progress::Synchronized => {
                     debug!("synchronised by the runtime");
                     synchronized = true;

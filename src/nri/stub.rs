@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tokio::net::UnixStream;
 use tokio::time::sleep;
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 
 use super::error::NriError;
 use super::launch::Launched;
@@ -67,9 +67,9 @@ impl<P: Plugin> Stub<P> {
     /// Runs the plugin until `shutdown` completes.
     ///
     /// A plugin that connects to a socket stays: when the runtime goes away, the stub tries until it
-    /// is back. It only fails if the socket cannot be used at the first attempt, or if the plugin is
-    /// refused at the first attempt or refuses its configuration. A plugin that was launched ends
-    /// with its connection.
+    /// is back. It only fails if the plugin refuses its configuration, or if, before there was any
+    /// connection, the socket is missing or forbidden, or the runtime refuses the plugin. A plugin
+    /// that was launched ends with its connection.
     ///
     /// To drop the future closes the connection too. Calls of the plugin that have begun are not cut
     /// off by either.
@@ -172,57 +172,103 @@ async fn serve<P: Plugin>(
     identity: &Identity,
     plugin: &Arc<P>,
 ) -> Result<(), NriError> {
-    let mut accepted = false;
-    let mut outage = false;
-    let mut pause = FIRST_PAUSE;
+    // Whether the runtime has been there, and did not refuse the plugin.
+    let mut met = false;
+    let mut outage = Outage::new();
     loop {
-        let reason = match UnixStream::connect(path).await {
-            Err(error) => {
-                if !accepted && let Some(fatal) = fatal(path, &error) {
-                    return Err(fatal);
+        let trunk = match UnixStream::connect(path).await {
+            Ok(trunk) => trunk,
+            Err(error) => match fatal(path, &error) {
+                Some(fatal) if !met => return Err(fatal),
+                _ => {
+                    outage.goes_on(&error.to_string()).await;
+                    continue;
                 }
-                error.to_string()
-            }
-            Ok(trunk) => {
-                let begin = Instant::now();
-                match session::run(trunk, identity, plugin).await {
-                    Ended::ConfigurationRefused(refusal) => {
-                        return Err(NriError::ConfigurationRefused(refusal));
-                    }
-                    Ended::RegistrationRefused(reason) if !accepted => {
-                        return Err(NriError::RegistrationRefused(reason));
-                    }
-                    Ended::RegistrationRefused(reason) => reason,
-                    Ended::Closed { why, synchronized } => {
-                        if synchronized {
-                            accepted = true;
-                            outage = false;
-                            let plugin = Arc::clone(plugin);
-                            // A task of its own for the same reasons as any call of the plugin.
-                            let told = tokio::spawn(async move { plugin.disconnected().await });
-                            if let Err(panic) = told.await {
-                                warn!(%panic, "the plugin failed to handle the lost connection");
-                            }
-                        }
-                        if begin.elapsed() >= STEADY {
-                            pause = FIRST_PAUSE;
-                        }
-                        why.to_string()
-                    }
-                }
-            }
+            },
         };
-        if outage {
-            debug!(reason, ?pause, "no connection to the runtime yet");
+        let begin = Instant::now();
+        match session::run(trunk, identity, plugin).await {
+            Ended::ConfigurationRefused(refusal) => {
+                return Err(NriError::ConfigurationRefused(refusal));
+            }
+            Ended::RegistrationRefused(reason) if !met => {
+                return Err(NriError::RegistrationRefused(reason));
+            }
+            Ended::RegistrationRefused(reason) => outage.refused(&reason).await,
+            Ended::Closed { why, synchronized } => {
+                met = true;
+                if synchronized {
+                    outage.was_over(begin.elapsed());
+                    disconnected(plugin).await;
+                }
+                outage.goes_on(&why.to_string()).await;
+            }
+        }
+    }
+}
+
+/// In a task of its own for the same reasons as any call of the plugin.
+async fn disconnected<P: Plugin>(plugin: &Arc<P>) {
+    let plugin = Arc::clone(plugin);
+    if let Err(panic) = tokio::spawn(async move { plugin.disconnected().await }).await {
+        error!(%panic, "the plugin failed to handle the lost connection");
+    }
+}
+
+/// A time without a runtime: when to try again, and what to say meanwhile.
+struct Outage {
+    pause: Duration,
+    told: bool,
+    refusal: Option<String>,
+}
+
+impl Outage {
+    fn new() -> Self {
+        Self {
+            pause: FIRST_PAUSE,
+            told: false,
+            refusal: None,
+        }
+    }
+
+    /// There was a connection in between, for so long.
+    fn was_over(&mut self, connected: Duration) {
+        let pause = self.pause;
+        *self = Self::new();
+        if connected < STEADY {
+            self.pause = pause;
+        }
+    }
+
+    /// Waits until it is time to try again. Only the first attempt of an outage is worth a warning.
+    async fn goes_on(&mut self, reason: &str) {
+        if self.told {
+            debug!(reason, pause = ?self.pause, "no connection to the runtime yet");
         } else {
             warn!(
                 reason,
                 "no connection to the runtime: trying until it is back"
             );
-            outage = true;
+            self.told = true;
         }
-        sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        self.wait().await;
+    }
+
+    /// The same, after what somebody has to change.
+    async fn refused(&mut self, reason: &str) {
+        if self.refusal.as_deref() != Some(reason) {
+            warn!(
+                reason,
+                "the runtime refuses to register the plugin: trying again"
+            );
+            self.refusal = Some(reason.into());
+        }
+        self.wait().await;
+    }
+
+    async fn wait(&mut self) {
+        sleep(self.pause).await;
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
     }
 }
 
@@ -233,5 +279,44 @@ fn fatal(path: &Path, error: &io::Error) -> Option<NriError> {
         io::ErrorKind::NotFound => Some(NriError::NoSocket { path }),
         io::ErrorKind::PermissionDenied => Some(NriError::PermissionDenied { path }),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn only_a_socket_that_is_missing_or_forbidden_is_worth_giving_up_for() {
+        let path = Path::new("/run/nri.sock");
+        let fatal = |kind: io::ErrorKind| fatal(path, &kind.into());
+
+        let forbidden = fatal(io::ErrorKind::PermissionDenied).unwrap().to_string();
+        assert!(forbidden.contains("/run/nri.sock"), "{forbidden}");
+        assert!(fatal(io::ErrorKind::NotFound).is_some());
+        assert!(fatal(io::ErrorKind::ConnectionRefused).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pauses_double_up_to_a_limit_and_start_over_after_a_steady_connection() {
+        let mut outage = Outage::new();
+        let pause = async |outage: &mut Outage| {
+            let begin = Instant::now();
+            outage.goes_on("gone").await;
+            begin.elapsed()
+        };
+
+        assert_eq!(pause(&mut outage).await, FIRST_PAUSE);
+        assert_eq!(pause(&mut outage).await, 2 * FIRST_PAUSE);
+        outage.was_over(Duration::from_secs(1));
+        assert_eq!(pause(&mut outage).await, 4 * FIRST_PAUSE);
+        for _ in 0..10 {
+            pause(&mut outage).await;
+        }
+        assert_eq!(pause(&mut outage).await, LONGEST_PAUSE);
+        outage.was_over(STEADY);
+        assert_eq!(pause(&mut outage).await, FIRST_PAUSE);
     }
 }

@@ -22,34 +22,34 @@ use ttrpc::r#async::{Client, Server, TtrpcContext};
 use ttrpc::context::{Context, with_duration};
 use ttrpc::{Code, get_status};
 
-use super::mux::{PLUGIN, RUNTIME};
-use super::wire::nri::{
+use crate::nri::mux::{PLUGIN, RUNTIME};
+use crate::nri::wire::nri::{
     ConfigureRequest, ConfigureResponse, Container, Empty, PodSandbox, RegisterPluginRequest,
     SynchronizeRequest, SynchronizeResponse,
 };
-use super::wire::nri_ttrpc::{self, PluginClient, create_runtime};
+use crate::nri::wire::nri_ttrpc::{self, PluginClient, create_runtime};
 
 /// Far beyond what anything here takes: only decides when a broken test gives up.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// What `future` comes to, which must be soon.
-pub(super) async fn soon<T>(future: impl Future<Output = T>) -> T {
+pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
     timeout(PATIENCE, future).await.expect("it took too long")
 }
 
 /// The context of an event, with the time that runtimes give it.
-pub(super) fn in_two_seconds() -> Context {
+pub(crate) fn in_two_seconds() -> Context {
     with_duration(Duration::from_secs(2))
 }
 
 /// A runtime that listens on a socket of its own.
-pub(super) struct Runtime {
+pub(crate) struct Runtime {
     directory: TempDir,
     listener: Option<UnixListener>,
 }
 
 impl Runtime {
-    pub(super) fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let mut runtime = Self {
             directory,
@@ -59,31 +59,31 @@ impl Runtime {
         runtime
     }
 
-    pub(super) fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.directory.path().join("nri.sock")
     }
 
     /// Stops to listen. The socket stays behind, as when a runtime is killed.
-    pub(super) fn go_away(&mut self) {
+    pub(crate) fn go_away(&mut self) {
         self.listener = None;
     }
 
     /// Listens on a new socket, as a runtime does when it starts.
-    pub(super) fn come_back(&mut self) {
+    pub(crate) fn come_back(&mut self) {
         let _ = std::fs::remove_file(self.socket());
         self.listener = Some(UnixListener::bind(self.socket()).unwrap());
     }
 
-    pub(super) async fn accept(&self) -> Connection {
+    pub(crate) async fn accept(&self) -> Connection {
         self.accept_and(Registration::Accept).await
     }
 
-    pub(super) async fn accept_and(&self, registration: Registration) -> Connection {
+    pub(crate) async fn accept_and(&self, registration: Registration) -> Connection {
         Connection::over(self.accept_trunk().await, registration).await
     }
 
     /// Accepts a plugin, and leaves it alone.
-    pub(super) async fn accept_trunk(&self) -> UnixStream {
+    pub(crate) async fn accept_trunk(&self) -> UnixStream {
         let listener = self.listener.as_ref().expect("the runtime is away");
         soon(listener.accept()).await.unwrap().0
     }
@@ -91,7 +91,7 @@ impl Runtime {
 
 /// What to do with a plugin that registers.
 #[derive(Debug)]
-pub(super) enum Registration {
+pub(crate) enum Registration {
     Accept,
     Refuse(&'static str),
     /// Configures the plugin before answering.
@@ -101,8 +101,8 @@ pub(super) enum Registration {
 }
 
 /// A plugin's connection, as the runtime has it.
-pub(super) struct Connection {
-    pub(super) plugin: PluginClient,
+pub(crate) struct Connection {
+    pub(crate) plugin: PluginClient,
     frames: Arc<Mutex<Vec<Frame>>>,
     registrations: UnboundedReceiver<RegisterPluginRequest>,
     raw: UnboundedSender<Vec<u8>>,
@@ -112,13 +112,13 @@ pub(super) struct Connection {
 
 /// A frame that came from the plugin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Frame {
-    pub(super) id: u32,
-    pub(super) length: usize,
+pub(crate) struct Frame {
+    pub(crate) id: u32,
+    pub(crate) length: usize,
 }
 
 impl Connection {
-    pub(super) async fn over(trunk: UnixStream, registration: Registration) -> Self {
+    pub(crate) async fn over(trunk: UnixStream, registration: Registration) -> Self {
         let (to_plugin, plugin_pipe) = duplex(1 << 16);
         let (from_plugin, runtime_pipe) = duplex(1 << 16);
         let frames = Arc::default();
@@ -153,27 +153,27 @@ impl Connection {
         }
     }
 
-    pub(super) async fn registration(&mut self) -> RegisterPluginRequest {
+    pub(crate) async fn registration(&mut self) -> RegisterPluginRequest {
         soon(self.registrations.recv())
             .await
             .expect("the plugin hung up")
     }
 
     /// Takes the plugin in, as containerd 2.3 does.
-    pub(super) async fn welcome(&mut self) {
+    pub(crate) async fn welcome(&mut self) {
         self.registration().await;
         self.configure(containerd("v2.3.7")).await.unwrap();
         self.synchronize(&[], &[], false).await;
     }
 
-    pub(super) async fn configure(
+    pub(crate) async fn configure(
         &self,
         request: ConfigureRequest,
     ) -> ttrpc::Result<ConfigureResponse> {
         soon(self.plugin.configure(in_two_seconds(), &request)).await
     }
 
-    pub(super) async fn synchronize(
+    pub(crate) async fn synchronize(
         &self,
         pods: &[PodSandbox],
         containers: &[Container],
@@ -189,12 +189,12 @@ impl Connection {
     }
 
     /// Sends bytes as they are.
-    pub(super) fn send_raw(&self, bytes: Vec<u8>) {
+    pub(crate) fn send_raw(&self, bytes: Vec<u8>) {
         self.raw.send(bytes).unwrap();
     }
 
     /// The frames that came from the plugin since the last call, on the connection that it serves.
-    pub(super) fn take_frames(&self) -> Vec<usize> {
+    pub(crate) fn take_frames(&self) -> Vec<usize> {
         let frames = std::mem::take(&mut *self.frames.lock().unwrap());
         frames
             .iter()
@@ -204,17 +204,17 @@ impl Connection {
     }
 
     /// Waits until the connection ends, and tells why.
-    pub(super) async fn ended(self) -> &'static str {
+    pub(crate) async fn ended(self) -> &'static str {
         soon(self.trunk).await.unwrap()
     }
 
-    pub(super) async fn close(self) {
+    pub(crate) async fn close(self) {
         self.trunk.abort();
         let _ = self.trunk.await;
     }
 }
 
-pub(super) fn containerd(version: &str) -> ConfigureRequest {
+pub(crate) fn containerd(version: &str) -> ConfigureRequest {
     let mut request = ConfigureRequest::new();
     request.runtime_name = "containerd".into();
     request.runtime_version = version.into();
@@ -329,7 +329,7 @@ async fn send(
     }
 }
 
-pub(super) fn frame(id: u32, payload: &[u8]) -> Vec<u8> {
+pub(crate) fn frame(id: u32, payload: &[u8]) -> Vec<u8> {
     let mut bytes = id.to_be_bytes().to_vec();
     bytes.extend(u32::try_from(payload.len()).unwrap().to_be_bytes());
     bytes.extend(payload);

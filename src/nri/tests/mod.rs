@@ -1,0 +1,5 @@
+//! A real plugin, over a real socket, driven by a runtime for tests.
+
+mod connecting;
+mod events;
+mod framing;
