@@ -237,7 +237,10 @@ impl LivePod {
     /// sandbox are the kubelet's to collect; a placeholder is not, and nothing may still run.
     pub(crate) async fn until_nothing_is_left(&self) -> Result<()> {
         wait::until("no live container is left", PATIENCE, async || {
-            let mut left = self.containers().await?;
+            // The next scenario may have ended the runtime.
+            let Ok(mut left) = self.containers().await else {
+                return Ok(Err("the runtime is away".to_owned()));
+            };
             left.retain(|container| {
                 container.is_placeholder() || container.state() != State::Exited
             });
@@ -249,8 +252,10 @@ impl LivePod {
         })
         .await?;
         wait::until("nothing is left in the runtime", COLLECTED, async || {
-            let containers = self.containers().await?;
-            let sandboxes = self.node.runtime.sandboxes(&self.uid).await?;
+            let sandboxes = self.node.runtime.sandboxes(&self.uid).await;
+            let (Ok(containers), Ok(sandboxes)) = (self.containers().await, sandboxes) else {
+                return Ok(Err("the runtime is away".to_owned()));
+            };
             Ok(if containers.is_empty() && sandboxes.is_empty() {
                 Ok(())
             } else {

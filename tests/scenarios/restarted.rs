@@ -51,9 +51,15 @@ impl Before {
         seen.map_or(0, |seen| seen.restarts)
     }
 
-    /// The first container that is not a fresh instance.
-    fn not_fresh(&self, pod: &LivePod, now: &Snapshot) -> Option<String> {
-        pod.shape.containers.iter().find_map(|container| {
+    /// The first container of these kinds that is not a fresh instance.
+    fn not_fresh(
+        &self,
+        pod: &LivePod,
+        now: &Snapshot,
+        of: impl Fn(Kind) -> bool,
+    ) -> Option<String> {
+        let mut containers = pod.shape.containers.iter().filter(|it| of(it.kind));
+        containers.find_map(|container| {
             let seen = now.containers.get(container.name)?;
             let same = self.seen_id(container.name) == Some(seen.id.as_str());
             same.then(|| format!("{} is still the old instance", container.name))
@@ -86,7 +92,7 @@ impl LivePod {
         self.recorder
             .until_alive("all containers run again", PATIENCE, |now| {
                 self.not_running(now)
-                    .or_else(|| before.not_fresh(self, now))
+                    .or_else(|| before.not_fresh(self, now, |_| true))
                     .or_else(|| before.miscounted(self, now))
             })
             .await?;
@@ -104,11 +110,13 @@ impl LivePod {
         self.left_nothing_behind(before).await
     }
 
-    /// For restarts that the plugin was killed in: the pod is whole and new, however it came about.
+    /// For restarts that the plugin was killed in: everything runs, and what runs is new. While there
+    /// is no plugin there is no gate, so the kubelet may have gone on without the init containers.
     pub(crate) async fn has_recovered(&self, before: &Before) -> Result<()> {
+        let lasting = |kind| kind != Kind::Init;
         let recovered = |now: &Snapshot| {
             self.not_running(now)
-                .or_else(|| before.not_fresh(self, now))
+                .or_else(|| before.not_fresh(self, now, lasting))
         };
         self.recorder
             .until_alive("all containers run again", PATIENCE, recovered)

@@ -1,5 +1,7 @@
 //! What else may happen around a restart.
 
+use std::time::Duration;
+
 use anyhow::{Result, ensure};
 use futures::future::try_join_all;
 
@@ -12,6 +14,9 @@ use crate::wait::{self, PATIENCE};
 
 /// Triggers in the same moment, each in a pod of three containers.
 const BURST: usize = 10;
+
+/// The kubelet tries an API server that went away again and again, at growing intervals.
+const RECONNECTED: Duration = Duration::from_mins(3);
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
     let mut scenarios = scenarios![Shared:
@@ -115,6 +120,14 @@ async fn pod_restarts_while_the_api_server_is_away(stage: Stage) -> Result<()> {
     let restarted = restarted.await;
     stage.node.script("start", "apiserver").await?;
     restarted?;
+    pod.recorder
+        .until("the kubelet reports again", RECONNECTED, |now| {
+            now.containers
+                .values()
+                .all(|container| container.restarts == 0)
+                .then(|| "the restart".to_owned())
+        })
+        .await?;
     pod.has_restarted(&before).await
 }
 
