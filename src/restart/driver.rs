@@ -306,6 +306,11 @@ impl Driver {
             .collect();
         let elapsed = Duration::from_millis(unix_ms().saturating_sub(plan.decided_at_ms));
         tracing::info!(pod = %self.pod.key, restart = %plan.id, ?phase, "went on with a restart that was under way");
+        let trigger = &plan.trigger;
+        state
+            .instances
+            .ended(&trigger.container, Some(trigger.code));
+        state.decided.insert(trigger.container.clone());
         if matches!(phase, Phase::Shielded | Phase::Up) {
             // Their exits were released, whether or not the runtime shows it yet.
             for old in plan.members.iter().filter_map(|member| member.old.as_ref()) {
@@ -636,12 +641,13 @@ impl Driver {
     }
 
     async fn make_placeholder(self: Arc<Self>, name: ContainerName, like: ContainerId) {
-        let restart = self
-            .lock()
-            .machine
-            .as_ref()
-            .map(|machine| machine.plan().id.clone());
-        let Some(restart) = restart else { return };
+        let round = |state: &State| {
+            let machine = state.machine.as_ref()?;
+            Some((machine.plan().id.clone(), machine.plan().again))
+        };
+        let Some((restart, again)) = round(&self.lock()) else {
+            return;
+        };
         loop {
             match self
                 .placeholders
@@ -649,7 +655,13 @@ impl Driver {
                 .await
             {
                 Ok(id) => {
-                    self.feed(&mut self.lock(), Event::PlaceholderMade(name, id));
+                    let mut state = self.lock();
+                    if round(&state) == Some((restart, again)) {
+                        self.feed(&mut state, Event::PlaceholderMade(name, id));
+                    } else {
+                        // The restart that wanted it is over: the pod was deleted, for one.
+                        self.sweep(id);
+                    }
                     return;
                 }
                 Err(CriError::Gone { .. }) => {

@@ -205,10 +205,15 @@ impl Machine {
             })
             .collect();
         let mut machine = Self::new(plan, Phase::Down, progress, now + DOWN_LIMIT);
-        for (name, id) in leftover {
-            machine.add_placeholder(&name, id);
-        }
         let mut effects = vec![Effect::Save];
+        for (name, id) in leftover {
+            // One that is older than the attempt that runs shields nothing.
+            if machine.is_exited(&name) {
+                machine.add_placeholder(&name, id);
+            } else {
+                effects.push(Effect::Remove(id));
+            }
+        }
         effects.extend(machine.kills());
         effects.extend(machine.shields_wanted());
         effects.extend(machine.advance(now));
@@ -451,12 +456,13 @@ impl Machine {
             Way::Cleared => {
                 self.enter(Phase::Shielded, now, effects);
                 effects.push(Effect::Release(self.olds()));
-                // While it can see the guard's exit, the kubelet may keep it in back-off and not try (doBackOff).
-                let guard = self.index_of(&self.plan.guard);
+                // While it sees an exit, the kubelet may keep the container in back-off and not try to create
+                // it (doBackOff), or collect it together with the log that it counts restarts by
+                // (kuberuntime_gc.go keeps the newest dead one of a name, which is the placeholder).
                 effects.extend(
-                    guard
-                        .and_then(|index| self.old_id(index))
-                        .map(Effect::Remove),
+                    (0..self.progress.len())
+                        .filter(|&index| self.plan.members[index].placeholders > 0)
+                        .filter_map(|index| self.old_id(index).map(Effect::Remove)),
                 );
             }
         }
@@ -701,6 +707,11 @@ impl Machine {
             .old
             .as_ref()
             .map(|old| old.id.clone())
+    }
+
+    fn is_exited(&self, name: &ContainerName) -> bool {
+        self.index_of(name)
+            .is_some_and(|index| self.progress[index].old == Some(OldState::Exited))
     }
 
     fn olds(&self) -> Vec<ContainerId> {
