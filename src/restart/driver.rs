@@ -18,7 +18,7 @@ use super::record::{Record, Records};
 use crate::cri::{self, ContainerState, Containerd, CriError};
 use crate::exit_hold::Answer;
 use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity};
-use crate::kube::{ContainerKind, PodSpec};
+use crate::kube::{ContainerKind, PodSpec, RestartPolicy};
 use crate::node::{Instance, InstanceState, Instances};
 use crate::policy::{Action, Policy};
 use crate::report::{Reporter, Story};
@@ -74,6 +74,22 @@ struct State {
     decided: HashSet<ContainerId>,
     deleting: bool,
     restarts: u32,
+}
+
+impl State {
+    /// The pod's restart policy, and its containers in start order. A restart that goes on after the plugin came
+    /// back may know them before the API server has told.
+    fn shape(&self) -> Option<(RestartPolicy, Vec<(ContainerName, ContainerKind)>)> {
+        if let Some(spec) = &self.spec {
+            let containers = spec.containers.iter();
+            let containers = containers.map(|it| (it.name.clone(), it.kind));
+            return Some((spec.restart_policy, containers.collect()));
+        }
+        let plan = self.machine.as_ref().map(Machine::plan)?;
+        let members = plan.members.iter();
+        let members = members.map(|it| (it.name.clone(), it.kind));
+        (plan.whole_pod && plan.ordered).then(|| (plan.restart_policy, members.collect()))
+    }
 }
 
 #[derive(Debug)]
@@ -379,14 +395,15 @@ impl Driver {
             (Action::RestartPod, Some(options)) => options.grace_period.min(GRACE_LIMIT),
             _ => Duration::ZERO,
         };
-        let id = trigger.container.clone();
-        let circumstances = self.circumstances(state, trigger, grace, 0);
+        let container = trigger.container.clone();
+        let id = RestartId(format!("{}-{}", short(container.as_str()), state.restarts));
+        let circumstances = self.circumstances(state, id, trigger, grace, 0);
         let plan = match action {
             Action::Restart => circumstances.restart_one(),
             Action::RestartAllContainers | Action::RestartPod => Some(circumstances.restart_all()),
         };
         let Some(plan) = plan else {
-            state.holds.remove(&id);
+            state.holds.remove(&container);
             return;
         };
         self.tools.reporter.restarting(&story(&plan));
@@ -398,11 +415,12 @@ impl Driver {
             return;
         };
         let plan = machine.plan();
-        let (trigger, grace) = (plan.trigger.clone(), Duration::from_millis(plan.grace_ms));
+        let (id, trigger) = (plan.id.clone(), plan.trigger.clone());
+        let grace = Duration::from_millis(plan.grace_ms);
         let again = plan.again + 1;
         tracing::warn!(pod = %self.pod.key, restart = %plan.id, again, "containers were started out of order while the gate was away: beginning anew");
         let plan = self
-            .circumstances(state, trigger, grace, again)
+            .circumstances(state, id, trigger, grace, again)
             .restart_all();
         self.carry_out(state, plan);
     }
@@ -422,6 +440,7 @@ impl Driver {
     fn circumstances(
         &self,
         state: &State,
+        id: RestartId,
         trigger: Trigger,
         grace: Duration,
         again: u8,
@@ -439,11 +458,15 @@ impl Driver {
                 exit,
             })
         };
-        let containers = match &state.spec {
-            Some(spec) => spec
-                .containers
-                .iter()
-                .map(|container| (container.name.clone(), container.kind, old(&container.name)))
+        let known = state.shape();
+        let restart_policy = known.as_ref().map(|(policy, _)| *policy);
+        let containers = match known {
+            Some((_, containers)) => containers
+                .into_iter()
+                .map(|(name, kind)| {
+                    let old = old(&name);
+                    (name, kind, old)
+                })
                 .collect(),
             None => state
                 .instances
@@ -463,14 +486,10 @@ impl Driver {
                 .collect(),
         };
         Circumstances {
-            id: RestartId(format!(
-                "{}-{}",
-                short(trigger.container.as_str()),
-                state.restarts
-            )),
+            id,
             pod: self.pod.clone(),
             trigger,
-            restart_policy: state.spec.as_ref().map(|spec| spec.restart_policy),
+            restart_policy,
             containers,
             grace_ms: u64::try_from(grace.as_millis()).unwrap_or(u64::MAX),
             decided_at_ms: unix_ms(),

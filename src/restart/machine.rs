@@ -172,6 +172,8 @@ pub struct Machine {
     deadline: Instant,
     /// The guard's creation was refused after the release: the kubelet has recorded the shields.
     recorded: bool,
+    /// The running containers have been told to stop.
+    killed: bool,
     /// `Clear` removes containers first, then the placeholders that keep the kubelet waiting.
     placeholders_going: bool,
 }
@@ -214,7 +216,10 @@ impl Machine {
                 effects.push(Effect::Remove(id));
             }
         }
-        effects.extend(machine.kills());
+        // What was started while no plugin was there has no hook: its exit is seen at once, so shields come first.
+        if machine.plan.again == 0 {
+            effects.extend(machine.kills());
+        }
         effects.extend(machine.shields_wanted());
         effects.extend(machine.advance(now));
         (machine, effects)
@@ -269,6 +274,7 @@ impl Machine {
             progress,
             deadline,
             recorded: false,
+            killed: false,
             placeholders_going: false,
         }
     }
@@ -398,6 +404,10 @@ impl Machine {
     fn step(&mut self, now: Instant, effects: &mut Vec<Effect>) -> bool {
         let late = now >= self.deadline;
         match self.phase {
+            Phase::Down if !self.killed && self.shields_stand() => {
+                effects.extend(self.kills());
+                true
+            }
             Phase::Down if late || (self.all_down() && self.shields_stand()) => {
                 self.leave_down(now, effects);
                 true
@@ -540,7 +550,8 @@ impl Machine {
         effects
     }
 
-    fn kills(&self) -> Vec<Effect> {
+    fn kills(&mut self) -> Vec<Effect> {
+        self.killed = true;
         (0..self.progress.len())
             .filter(|&index| self.progress[index].old == Some(OldState::Running))
             .filter(|&index| self.old_id(index).as_ref() != Some(&self.plan.trigger.container))
@@ -619,7 +630,7 @@ impl Machine {
 
     /// Start order: each init container after those before it, regular ones after all (KEP-753).
     fn is_turn_of(&self, index: usize) -> bool {
-        if self.plan.way == Way::Shielded {
+        if self.plan.way == Way::Shielded || !self.plan.ordered {
             return true;
         }
         let member = &self.plan.members[index];
@@ -652,8 +663,10 @@ impl Machine {
             _ if self.plan.way == Way::Shielded => {
                 member.placeholders == 0 || *new != NewState::None
             }
-            ContainerKind::Init => self.passed(index),
-            ContainerKind::Sidecar | ContainerKind::Regular => *new != NewState::None,
+            ContainerKind::Init if self.plan.ordered => self.passed(index),
+            ContainerKind::Init | ContainerKind::Sidecar | ContainerKind::Regular => {
+                *new != NewState::None
+            }
         }
     }
 

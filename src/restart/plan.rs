@@ -90,6 +90,8 @@ pub struct Plan {
     pub members: Vec<Member>,
     /// Whether all containers of the pod take part.
     pub whole_pod: bool,
+    /// Whether kinds and order are the spec's; else they are guessed, and no order is kept.
+    pub ordered: bool,
     /// How long a container may take to stop, in milliseconds; 0 kills at once.
     pub grace_ms: u64,
     /// When it was decided: milliseconds since the Unix epoch.
@@ -210,6 +212,7 @@ impl Circumstances {
             pod: self.pod,
             guard: self.trigger.name.clone(),
             trigger: self.trigger,
+            ordered: self.restart_policy.is_some(),
             restart_policy: self.restart_policy.unwrap_or(RestartPolicy::Never),
             way,
             members,
