@@ -13,7 +13,7 @@ use tokio::time::{sleep, sleep_until};
 
 use super::machine::{Effect, Event, Found, FoundState, Machine, Outcome, Phase, Verdict};
 use super::placeholder::Placeholders;
-use super::plan::{Circumstances, Old, Plan, RestartId, Trigger, Way};
+use super::plan::{Circumstances, Member, Old, Plan, RestartId, Trigger, Way};
 use super::record::{Record, Records};
 use crate::cri::{self, ContainerState, Containerd, CriError};
 use crate::exit_hold::Answer;
@@ -77,6 +77,27 @@ struct State {
 }
 
 impl State {
+    /// A container as the kubelet sees it: one whose exit is held runs.
+    fn member(&self, name: ContainerName, kind: ContainerKind) -> Member {
+        let newest = self.instances.newest(&name);
+        let old = newest.map(|(id, instance)| Old {
+            id: id.clone(),
+            exit: match instance.state {
+                InstanceState::Ended(code) if !self.holds.contains_key(id) => {
+                    Some(code.unwrap_or(ExitCode::UNKNOWN))
+                }
+                _ => None,
+            },
+        });
+        Member {
+            kind,
+            older: self.instances.older(&name),
+            old,
+            name,
+            placeholders: 0,
+        }
+    }
+
     /// The pod's restart policy, and its containers in start order. A restart that goes on after the plugin came
     /// back may know them before the API server has told.
     fn shape(&self) -> Option<(RestartPolicy, Vec<(ContainerName, ContainerKind)>)> {
@@ -130,6 +151,14 @@ impl Driver {
         }
         tokio::spawn(Arc::clone(&driver).work(queue));
         driver
+    }
+
+    /// Whether exits of this pod are held, or will be as soon as their hooks knock again.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        let state = self.lock();
+        let holding = state.machine.as_ref().is_some_and(Machine::is_holding);
+        holding || !state.holds.is_empty()
     }
 
     /// Whose restarts these are.
@@ -445,43 +474,25 @@ impl Driver {
         grace: Duration,
         again: u8,
     ) -> Circumstances {
-        let old = |name: &ContainerName| {
-            let (id, instance) = state.instances.newest(name)?;
-            let exit = match instance.state {
-                InstanceState::Ended(code) if !state.holds.contains_key(id) => {
-                    Some(code.unwrap_or(ExitCode::UNKNOWN))
-                }
-                _ => None,
-            };
-            Some(Old {
-                id: id.clone(),
-                exit,
-            })
-        };
         let known = state.shape();
         let restart_policy = known.as_ref().map(|(policy, _)| *policy);
         let containers = match known {
             Some((_, containers)) => containers
                 .into_iter()
-                .map(|(name, kind)| {
-                    let old = old(&name);
-                    (name, kind, old)
-                })
+                .map(|(name, kind)| state.member(name, kind))
                 .collect(),
             None => state
                 .instances
                 .names_by_creation()
                 .into_iter()
                 .map(|name| {
-                    let old = old(&name);
+                    let mut member = state.member(name, ContainerKind::Regular);
                     // What has ended while others run was an init container, as far as one can tell.
-                    let ended = old.as_ref().is_some_and(|old| old.exit.is_some());
-                    let kind = if ended && name != trigger.name {
-                        ContainerKind::Init
-                    } else {
-                        ContainerKind::Regular
-                    };
-                    (name, kind, old)
+                    let ended = member.old.as_ref().is_some_and(|old| old.exit.is_some());
+                    if ended && member.name != trigger.name {
+                        member.kind = ContainerKind::Init;
+                    }
+                    member
                 })
                 .collect(),
         };

@@ -47,6 +47,18 @@ pub enum Phase {
     Over,
 }
 
+impl Phase {
+    /// Whether exits are held in this phase.
+    #[must_use]
+    pub fn is_holding(self, way: Way) -> bool {
+        match self {
+            Self::Down => true,
+            Self::Clear => way == Way::Kept,
+            Self::Shielded | Self::Up | Self::Over => false,
+        }
+    }
+}
+
 /// What the machine is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
@@ -132,6 +144,8 @@ struct Progress {
     old: Option<OldState>,
     /// The old one's code where it was learnt only after the decision.
     old_exit: Option<ExitCode>,
+    /// Attempts before the old one that are still there.
+    older: BTreeSet<ContainerId>,
     placeholders: BTreeSet<ContainerId>,
     new: NewState,
 }
@@ -202,6 +216,7 @@ impl Machine {
                     }
                 }),
                 old_exit: member.old.as_ref().and_then(|old| old.exit),
+                older: member.older.iter().cloned().collect(),
                 placeholders: BTreeSet::new(),
                 new: NewState::None,
             })
@@ -297,15 +312,17 @@ impl Machine {
         (self.phase != Phase::Over).then_some(self.deadline)
     }
 
+    /// Whether exits are held in this phase.
+    #[must_use]
+    pub fn is_holding(&self) -> bool {
+        self.phase.is_holding(self.plan.way)
+    }
+
     /// Whether the exit of this container belongs to the restart and must stay unseen for now.
     #[must_use]
     pub fn holds(&self, id: &ContainerId) -> bool {
-        self.replaces(id)
-            && match self.phase {
-                Phase::Down => true,
-                Phase::Clear => self.plan.way == Way::Kept && !self.goes_first_by_id(id),
-                Phase::Shielded | Phase::Up | Phase::Over => false,
-            }
+        let released = self.phase == Phase::Clear && self.goes_first_by_id(id);
+        self.is_holding() && self.replaces(id) && !released
     }
 
     /// Whether this is an attempt that the restart replaces: its exit is part of the restart.
@@ -469,11 +486,9 @@ impl Machine {
                 // While it sees an exit, the kubelet may keep the container in back-off and not try to create
                 // it (doBackOff), or collect it together with the log that it counts restarts by
                 // (kuberuntime_gc.go keeps the newest dead one of a name, which is the placeholder).
-                effects.extend(
-                    (0..self.progress.len())
-                        .filter(|&index| self.plan.members[index].placeholders > 0)
-                        .filter_map(|index| self.old_id(index).map(Effect::Remove)),
-                );
+                let shielded = (0..self.progress.len())
+                    .filter(|&index| self.plan.members[index].placeholders > 0);
+                effects.extend(shielded.flat_map(|index| self.removals_of(index)));
             }
         }
     }
@@ -562,9 +577,17 @@ impl Machine {
     fn removals(&self) -> Vec<Effect> {
         (0..self.progress.len())
             .filter(|&index| self.is_cleared_away(index))
-            .filter(|&index| self.progress[index].old != Some(OldState::Gone))
-            .filter_map(|index| self.old_id(index).map(Effect::Remove))
+            .flat_map(|index| self.removals_of(index))
             .collect()
+    }
+
+    fn removals_of(&self, index: usize) -> Vec<Effect> {
+        let progress = &self.progress[index];
+        let old = self
+            .old_id(index)
+            .filter(|_| progress.old != Some(OldState::Gone));
+        let ids = progress.older.iter().cloned().chain(old);
+        ids.map(Effect::Remove).collect()
     }
 
     fn removals_of_replaced(&self) -> Vec<Effect> {
@@ -623,7 +646,8 @@ impl Machine {
     fn cleared(&self) -> bool {
         let containers = (0..self.progress.len())
             .filter(|&index| self.is_cleared_away(index))
-            .all(|index| matches!(self.progress[index].old, None | Some(OldState::Gone)));
+            .map(|index| &self.progress[index])
+            .all(|it| it.older.is_empty() && matches!(it.old, None | Some(OldState::Gone)));
         let placeholders = !self.placeholders_going || self.leftovers().is_empty();
         containers && placeholders
     }
@@ -769,6 +793,7 @@ impl Machine {
         }
         for progress in &mut self.progress {
             progress.placeholders.remove(id);
+            progress.older.remove(id);
         }
     }
 
@@ -801,6 +826,7 @@ fn progress_from(member: &super::plan::Member, found: &[Found]) -> Progress {
     let mut progress = Progress {
         old: member.old.as_ref().map(|_| OldState::Gone),
         old_exit: member.old.as_ref().and_then(|old| old.exit),
+        older: BTreeSet::new(),
         placeholders: BTreeSet::new(),
         new: NewState::None,
     };
@@ -819,7 +845,9 @@ fn progress_from(member: &super::plan::Member, found: &[Found]) -> Progress {
             FoundState::Exited(code) if seen.new && progress.new == NewState::None => {
                 progress.new = NewState::Ended(seen.id.clone(), code);
             }
-            // Attempts before the one that is replaced say nothing.
+            _ if member.older.contains(&seen.id) => {
+                progress.older.insert(seen.id.clone());
+            }
             FoundState::Created | FoundState::Running | FoundState::Exited(_) => {}
         }
     }

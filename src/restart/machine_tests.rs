@@ -184,6 +184,19 @@ fn never_with_inits_clears_everything_once_the_guard_was_refused() {
 }
 
 #[test]
+fn attempts_before_the_one_that_is_removed_are_removed_with_it() {
+    let mut circumstances = circumstances(Some(RestartPolicy::Always), FULL, "a", 42);
+    for member in &mut circumstances.containers {
+        member.older = vec![format!("{}-before", member.name).into()];
+    }
+    let mut world = World::begin(circumstances.restart_all());
+    world.settle();
+    assert!(world.removed("i-before") && world.removed("s-before"));
+    assert!(!world.removed("a-before"), "it stays with its successor");
+    assert_eq!(world.machine.phase(), Phase::Up);
+}
+
+#[test]
 fn a_never_pod_whose_init_container_fails_again_is_left_to_fail() {
     let mut world = all(RestartPolicy::Never, FULL, "a");
     world.settle();
