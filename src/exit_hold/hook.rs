@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{GO, LIMIT, WAIT};
+use super::{LIMIT, WAIT};
 
 /// A plugin that does not answer a knock within this time is taken for dead.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
@@ -63,11 +63,11 @@ pub fn run(args: &HookArgs, state: impl Read) {
     let mut told_to_wait = false;
     while !deadline_passed(deadline) {
         match knock(&args.socket, &id, deadline, &mut told_to_wait) {
-            Ok(()) => return,
             // The plugin died with this exit in its hands. What it had decided is on disk, and it may be
             // back in a second: until then, nobody may see the exit.
             Err(_) if told_to_wait || is_held(&args.marker) => thread::sleep(KNOCK_INTERVAL),
-            Err(_) => return,
+            // Let go, or nobody to wait for.
+            Ok(()) | Err(_) => return,
         }
     }
 }
@@ -86,17 +86,15 @@ fn knock(socket: &Path, id: &str, deadline: Instant, told_to_wait: &mut bool) ->
         if answers.read_line(&mut line)? == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        match line.as_str() {
-            WAIT => {
-                *told_to_wait = true;
-                let left = deadline.saturating_duration_since(Instant::now());
-                // A zero timeout would mean "for ever".
-                let left = left.max(Duration::from_millis(1));
-                answers.get_ref().set_read_timeout(Some(left))?;
-            }
-            // Anything but a known word is a plugin of another version: let the exit pass.
-            GO | _ => return Ok(()),
+        // Anything but "wait" lets the exit pass, also a word of another version.
+        if line != WAIT {
+            return Ok(());
         }
+        *told_to_wait = true;
+        let left = deadline.saturating_duration_since(Instant::now());
+        // A zero timeout would mean "for ever".
+        let left = left.max(Duration::from_millis(1));
+        answers.get_ref().set_read_timeout(Some(left))?;
     }
 }
 

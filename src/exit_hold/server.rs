@@ -170,12 +170,12 @@ mod tests {
     async fn a_hook_waits_until_its_hold_is_dropped() {
         let (_dir, args) = place();
         let server = Server::bind(&args.socket).unwrap();
-        let held = Arc::new(Mutex::new(None));
+        let taken = Arc::new(Mutex::new(None));
         let (knocked, mut knocks) = tokio::sync::mpsc::unbounded_channel();
-        let hold = Arc::clone(&held);
+        let kept = Arc::clone(&taken);
         tokio::spawn(server.serve(move |knock| {
             let (release, released) = oneshot::channel();
-            *hold.lock().unwrap() = Some(release);
+            *kept.lock().unwrap() = Some(release);
             knocked.send(knock).unwrap();
             Answer::Wait(released)
         }));
@@ -185,7 +185,7 @@ mod tests {
             ContainerId::from("c1")
         );
         assert!(!hook.is_finished());
-        held.lock().unwrap().take();
+        taken.lock().unwrap().take();
         hook.await.unwrap();
     }
 

@@ -107,6 +107,7 @@ fn init_kind(container: &Container) -> ContainerKind {
 
 #[cfg(test)]
 mod tests {
+    use super::ContainerKind::{Init, Regular, Sidecar};
     use super::*;
     use serde_json::json;
 
@@ -131,7 +132,6 @@ mod tests {
             spec.container_names().collect::<Vec<_>>(),
             ["i", "s", "a", "b"]
         );
-        use ContainerKind::{Init, Regular, Sidecar};
         assert_eq!(kinds, [Init, Sidecar, Regular, Regular]);
         assert_eq!(spec.restart_policy, RestartPolicy::Never);
         assert!(!spec.deleting);

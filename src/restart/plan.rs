@@ -130,6 +130,10 @@ impl Circumstances {
         let kind = kind_of(&self.containers, &self.trigger.name);
         match self.restart_policy {
             _ if kind == Some(ContainerKind::Sidecar) => true,
+            // It has completed (KEP-5307: init containers restart "until it succeeds").
+            _ if kind == Some(ContainerKind::Init) && self.trigger.code == ExitCode::SUCCESS => {
+                true
+            }
             Some(RestartPolicy::Always) => true,
             Some(RestartPolicy::OnFailure) => self.trigger.code != ExitCode::SUCCESS,
             Some(RestartPolicy::Never) | None => false,
@@ -253,8 +257,15 @@ pub(crate) mod tests {
     use crate::ids::PodKey;
     use ContainerKind::{Init, Regular, Sidecar};
 
-    /// `old`: `None` never created, `Some(None)` running, `Some(Some(code))` exited.
-    pub(crate) type Shape<'a> = &'a [(&'a str, ContainerKind, Option<Option<i32>>)];
+    /// What a container was doing when the restart was decided.
+    #[derive(Debug, Clone, Copy)]
+    pub(crate) enum Was {
+        Absent,
+        Running,
+        Exited(i32),
+    }
+
+    pub(crate) type Shape<'a> = &'a [(&'a str, ContainerKind, Was)];
 
     pub(crate) fn circumstances(
         policy: Option<RestartPolicy>,
@@ -265,10 +276,15 @@ pub(crate) mod tests {
         let containers = shape
             .iter()
             .map(|&(name, kind, old)| {
-                let old = old.map(|exit| Old {
-                    id: format!("{name}-0").into(),
-                    exit: exit.map(ExitCode),
-                });
+                let id = format!("{name}-0").into();
+                let old = match old {
+                    Was::Absent => None,
+                    Was::Running => Some(Old { id, exit: None }),
+                    Was::Exited(code) => {
+                        let exit = Some(ExitCode(code));
+                        Some(Old { id, exit })
+                    }
+                };
                 Member {
                     name: name.into(),
                     kind,
@@ -311,8 +327,8 @@ pub(crate) mod tests {
         .restart_all()
     }
 
-    pub(crate) const RUNS: Option<Option<i32>> = Some(None);
-    pub(crate) const DONE: Option<Option<i32>> = Some(Some(0));
+    pub(crate) const RUNS: Was = Was::Running;
+    pub(crate) const DONE: Was = Was::Exited(0);
 
     fn shields(plan: &Plan) -> Vec<(&str, u8)> {
         plan.members
@@ -337,7 +353,7 @@ pub(crate) mod tests {
 
     #[test]
     fn an_init_container_that_triggers_is_guarded_under_every_policy() {
-        let shape: Shape<'_> = &[("i", Init, RUNS), ("a", Regular, None)];
+        let shape: Shape<'_> = &[("i", Init, RUNS), ("a", Regular, Was::Absent)];
         for policy in [
             RestartPolicy::Always,
             RestartPolicy::OnFailure,
@@ -352,16 +368,16 @@ pub(crate) mod tests {
 
     #[test]
     fn never_without_inits_is_shielded_and_with_them_cleared() {
-        let plain: Shape<'_> = &[
+        let regulars: Shape<'_> = &[
             ("a", Regular, RUNS),
             ("b", Regular, DONE),
             ("c", Regular, RUNS),
         ];
-        let plan = circumstances(Some(RestartPolicy::Never), plain, "c", 42).restart_all();
+        let plan = circumstances(Some(RestartPolicy::Never), regulars, "c", 42).restart_all();
         assert_eq!(plan.way, Way::Shielded);
         assert_eq!(shields(&plan), [("a", 1), ("b", 1), ("c", 2)]);
-        let full: Shape<'_> = &[("i", Init, DONE), ("a", Regular, RUNS)];
-        let plan = circumstances(Some(RestartPolicy::Never), full, "a", 42).restart_all();
+        let with_init: Shape<'_> = &[("i", Init, DONE), ("a", Regular, RUNS)];
+        let plan = circumstances(Some(RestartPolicy::Never), with_init, "a", 42).restart_all();
         assert_eq!(plan.way, Way::Cleared);
         assert_eq!(shields(&plan), [("i", 0), ("a", 2)]);
     }

@@ -69,19 +69,13 @@ pub async fn run(
     let client = kube::connect(config.kubeconfig.as_deref()).await?;
     let records = Records::open(&config.state_dir, &config.run_dir)?;
     let left = records.load().map_err(RunError::Load)?;
-    let (pods, changes, events) = match client {
-        Some(client) => {
-            let (pods, changes) = Pods::watch(client.clone(), &config.node_name);
-            (
-                pods,
-                Some(changes),
-                Some(Events::new(client, &config.node_name)),
-            )
-        }
-        None => {
-            tracing::info!("no API server: pods are known by what the runtime tells of them");
-            (Pods::default(), None, None)
-        }
+    let (pods, changes, events) = if let Some(client) = client {
+        let (pods, changes) = Pods::watch(client.clone(), &config.node_name);
+        let events = Events::new(client, &config.node_name);
+        (pods, Some(changes), Some(events))
+    } else {
+        tracing::info!("no API server: pods are known by what the runtime tells of them");
+        (Pods::default(), None, None)
     };
     let containerd = containerd(&cri).await;
     let tools = Arc::new(Tools {

@@ -8,9 +8,8 @@ use super::state::State;
 use super::{Driver, Job, unix_ms};
 use crate::cri::{ContainerState, CriError};
 use crate::exit_hold::Answer;
-use crate::ids::{ContainerId, ContainerName, ExitCode};
+use crate::ids::{ContainerId, ExitCode};
 use crate::kube::ContainerKind;
-use crate::node::InstanceState;
 use crate::policy::Action;
 use crate::restart::machine::{Effect, Event, Machine};
 use crate::restart::plan::{Circumstances, Plan, RestartId, Trigger};
@@ -42,7 +41,7 @@ impl Driver {
         if !state.decided.insert(id.clone()) {
             return;
         }
-        let trigger = self.trigger(state, id);
+        let trigger = state.trigger(id);
         let action = trigger
             .as_ref()
             .zip(state.policy.as_ref())
@@ -53,18 +52,6 @@ impl Driver {
                 state.holds.remove(id);
             }
         }
-    }
-
-    pub(super) fn trigger(&self, state: &State, id: &ContainerId) -> Option<Trigger> {
-        let instance = state.instances.get(id)?;
-        let InstanceState::Ended(Some(code)) = instance.state else {
-            return None;
-        };
-        (!instance.placeholder).then(|| Trigger {
-            name: instance.name.clone(),
-            container: id.clone(),
-            code,
-        })
     }
 
     pub(super) fn begin(self: &Arc<Self>, state: &mut State, trigger: Trigger, action: Action) {
@@ -172,14 +159,6 @@ impl Driver {
                 Ok(_) | Err(_) => {}
             }
         });
-    }
-
-    pub(super) fn is_member(&self, state: &State, name: &ContainerName) -> bool {
-        state.spec.as_ref().is_none_or(|spec| {
-            spec.containers
-                .iter()
-                .any(|container| container.name == *name)
-        })
     }
 
     /// An exit without a rule is let go at once, but it may be one that a restart under way waits for.

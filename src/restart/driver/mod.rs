@@ -219,7 +219,7 @@ impl Driver {
         }
         // Under load the kubelet may act on what it saw half a second ago.
         if let Some(id) = state.instances.running(name).cloned()
-            && self.is_member(&state, name)
+            && state.is_member(name)
         {
             self.verify(id);
             return Err(format!("container {name} is running already"));

@@ -11,7 +11,7 @@ use crate::kube::{ContainerKind, PodSpec, RestartPolicy};
 use crate::node::{InstanceState, Instances};
 use crate::policy::Policy;
 use crate::restart::machine::Machine;
-use crate::restart::plan::{Member, Old};
+use crate::restart::plan::{Member, Old, Trigger};
 
 #[derive(Debug)]
 pub(super) struct State {
@@ -63,5 +63,25 @@ impl State {
         let members = plan.members.iter();
         let members = members.map(|it| (it.name.clone(), it.kind));
         (plan.whole_pod && plan.ordered).then(|| (plan.restart_policy, members.collect()))
+    }
+
+    pub(super) fn trigger(&self, id: &ContainerId) -> Option<Trigger> {
+        let instance = self.instances.get(id)?;
+        let InstanceState::Ended(Some(code)) = instance.state else {
+            return None;
+        };
+        (!instance.placeholder).then(|| Trigger {
+            name: instance.name.clone(),
+            container: id.clone(),
+            code,
+        })
+    }
+
+    pub(super) fn is_member(&self, name: &ContainerName) -> bool {
+        self.spec.as_ref().is_none_or(|spec| {
+            spec.containers
+                .iter()
+                .any(|container| container.name == *name)
+        })
     }
 }

@@ -204,7 +204,7 @@ impl Machine {
     /// Takes note of what happened.
     pub fn handle(&mut self, now: Instant, event: Event) -> Vec<Effect> {
         if self.phase == Phase::Over {
-            return self.after_the_end(event);
+            return after_the_end(event);
         }
         let mut effects = Vec::new();
         match event {
@@ -380,13 +380,13 @@ impl Machine {
         effects.extend(self.advance(now));
         effects
     }
+}
 
-    /// A placeholder that was under way when the pod was deleted must not stay.
-    fn after_the_end(&mut self, event: Event) -> Vec<Effect> {
-        match event {
-            Event::PlaceholderMade(_, id) => vec![Effect::Remove(id)],
-            _ => Vec::new(),
-        }
+/// A placeholder that was under way when the pod was deleted must not stay.
+fn after_the_end(event: Event) -> Vec<Effect> {
+    match event {
+        Event::PlaceholderMade(_, id) => vec![Effect::Remove(id)],
+        _ => Vec::new(),
     }
 }
 

@@ -53,7 +53,7 @@ impl Progress {
                     progress.old_exit = progress.old_exit.or(code);
                 }
                 FoundState::Running if seen.new => {
-                    progress.new = NewState::Running(seen.id.clone())
+                    progress.new = NewState::Running(seen.id.clone());
                 }
                 FoundState::Exited(code) if seen.new && progress.new == NewState::None => {
                     progress.new = NewState::Ended(seen.id.clone(), code);

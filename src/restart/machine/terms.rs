@@ -11,11 +11,11 @@ use crate::restart::plan::Way;
 /// for the release itself on a busy node.
 pub const DOWN_LIMIT: Duration = Duration::from_millis(6500);
 /// The kubelet retries a failed sync after 10-15 s, and may itself be away for a while.
-pub const RECORD_LIMIT: Duration = Duration::from_secs(600);
+pub const RECORD_LIMIT: Duration = Duration::from_mins(10);
 /// Removing containers takes milliseconds; a runtime that is restarted takes seconds.
-pub const CLEAR_LIMIT: Duration = Duration::from_secs(60);
+pub const CLEAR_LIMIT: Duration = Duration::from_mins(1);
 /// Init containers may be slow. After this the gate no longer keeps any order.
-pub const UP_LIMIT: Duration = Duration::from_secs(600);
+pub const UP_LIMIT: Duration = Duration::from_mins(10);
 
 /// After that long, what the kubelet started while no plugin was there stays: it may have run for hours.
 pub const AGAIN_LIMIT: Duration = Duration::from_secs(10);
