@@ -249,8 +249,8 @@ note() { # before|after|anew
     FACT[$1.sandbox]=$(sandboxes)
     FACT[$1.begins]=$(grep 'trainer begins' "$EMPTY_DIR/log" | tail -n 1)
     FACT[$1.order]="${ORDER[*]}"
-    FACT[$1.restarts]="$(field '.status.initContainerStatuses[*].restartCount') $(
-        field '.status.containerStatuses[*].restartCount')"
+    FACT[$1.restarts]=$(field '.status.initContainerStatuses[*].restartCount')
+    FACT[$1.restarts]+=" $(field '.status.containerStatuses[*].restartCount')"
     FACT[$1.phases]=$(printf '%s\n' "${PHASES[@]}" | sort -u | paste -sd,)
     FACT[$1.exit]=$(field '.status.containerStatuses[?(@.name=="trainer")].lastState.terminated.exitCode')
     FACT[$1.previous]=$(kubectl logs demo -c trainer --previous 2>/dev/null | tail -n 1) || true
