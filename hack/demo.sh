@@ -169,7 +169,7 @@ watch_pod() {
 follow() { # CONDITION WHAT
     local deadline=$((SECONDS + PATIENCE)) source line
     until "$1"; do
-        ((SECONDS < deadline)) || die "$2: not within $PATIENCE s"
+        ((SECONDS < deadline)) || die "not seen within $PATIENCE s: $2"
         read -r -u 7 source line
         "hear_$source" "$line"
     done
