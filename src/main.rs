@@ -11,6 +11,9 @@ use reprise::exit_hold::hook::{self, HookArgs};
 use reprise::nri::Launched;
 use reprise::supervisor;
 use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 fn main() -> ExitCode {
     // First of all: the runtime waits for its hook, and a command line parser is slower than the hook itself.
@@ -77,12 +80,18 @@ fn asked_to_stop() -> io::Result<impl Future<Output = ()>> {
 }
 
 fn log_to_stderr(config: &Config) {
-    let lines = tracing_subscriber::fmt()
+    // Libraries have their say only when something is wrong with them.
+    let level = tracing::Level::from(config.log_level);
+    let ours = Targets::new()
+        .with_default(level.min(tracing::Level::WARN))
+        .with_target("reprise", level);
+    let registry = tracing_subscriber::registry().with(ours);
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(io::stderr)
         .with_target(false)
-        .with_max_level(tracing::Level::from(config.log_level));
+        .with_ansi(false);
     match config.log_format {
-        LogFormat::Text => lines.with_ansi(false).init(),
-        LogFormat::Json => lines.json().init(),
+        LogFormat::Text => registry.with(lines).init(),
+        LogFormat::Json => registry.with(lines.json()).init(),
     }
 }

@@ -106,6 +106,21 @@ impl Instances {
             .max_by_key(|(_, instance)| instance.created_at)
     }
 
+    /// The attempts of that name before the newest, placeholders aside.
+    #[must_use]
+    pub fn older(&self, name: &ContainerName) -> Vec<ContainerId> {
+        let newest = self.newest(name).map(|(id, _)| id);
+        let attempts = self
+            .by_id
+            .iter()
+            .filter(|(_, instance)| instance.name == *name && !instance.placeholder);
+        attempts
+            .map(|(id, _)| id)
+            .filter(|id| Some(*id) != newest)
+            .cloned()
+            .collect()
+    }
+
     /// The attempt of that name whose process runs.
     #[must_use]
     pub fn running(&self, name: &ContainerName) -> Option<&ContainerId> {
@@ -196,5 +211,6 @@ mod tests {
         let names = pod.names_by_creation();
         assert_eq!(names, vec!["init".into(), "main".into()]);
         assert_eq!(pod.newest(&"init".into()).unwrap().0, &"c3".into());
+        assert_eq!(pod.older(&"init".into()), ["c1".into()]);
     }
 }

@@ -13,12 +13,12 @@ use tokio::time::{sleep, sleep_until};
 
 use super::machine::{Effect, Event, Found, FoundState, Machine, Outcome, Phase, Verdict};
 use super::placeholder::Placeholders;
-use super::plan::{Circumstances, Old, Plan, RestartId, Trigger, Way};
+use super::plan::{Circumstances, Member, Old, Plan, RestartId, Trigger, Way};
 use super::record::{Record, Records};
 use crate::cri::{self, ContainerState, Containerd, CriError};
 use crate::exit_hold::Answer;
 use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity};
-use crate::kube::{ContainerKind, PodSpec};
+use crate::kube::{ContainerKind, PodSpec, RestartPolicy};
 use crate::node::{Instance, InstanceState, Instances};
 use crate::policy::{Action, Policy};
 use crate::report::{Reporter, Story};
@@ -76,6 +76,43 @@ struct State {
     restarts: u32,
 }
 
+impl State {
+    /// A container as the kubelet sees it: one whose exit is held runs.
+    fn member(&self, name: ContainerName, kind: ContainerKind) -> Member {
+        let newest = self.instances.newest(&name);
+        let old = newest.map(|(id, instance)| Old {
+            id: id.clone(),
+            exit: match instance.state {
+                InstanceState::Ended(code) if !self.holds.contains_key(id) => {
+                    Some(code.unwrap_or(ExitCode::UNKNOWN))
+                }
+                _ => None,
+            },
+        });
+        Member {
+            kind,
+            older: self.instances.older(&name),
+            old,
+            name,
+            placeholders: 0,
+        }
+    }
+
+    /// The pod's restart policy, and its containers in start order. A restart that goes on after the plugin came
+    /// back may know them before the API server has told.
+    fn shape(&self) -> Option<(RestartPolicy, Vec<(ContainerName, ContainerKind)>)> {
+        if let Some(spec) = &self.spec {
+            let containers = spec.containers.iter();
+            let containers = containers.map(|it| (it.name.clone(), it.kind));
+            return Some((spec.restart_policy, containers.collect()));
+        }
+        let plan = self.machine.as_ref().map(Machine::plan)?;
+        let members = plan.members.iter();
+        let members = members.map(|it| (it.name.clone(), it.kind));
+        (plan.whole_pod && plan.ordered).then(|| (plan.restart_policy, members.collect()))
+    }
+}
+
 #[derive(Debug)]
 enum Job {
     Do(Effect),
@@ -114,6 +151,14 @@ impl Driver {
         }
         tokio::spawn(Arc::clone(&driver).work(queue));
         driver
+    }
+
+    /// Whether exits of this pod are held, or will be as soon as their hooks knock again.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        let state = self.lock();
+        let holding = state.machine.as_ref().is_some_and(Machine::is_holding);
+        holding || !state.holds.is_empty()
     }
 
     /// Whose restarts these are.
@@ -306,6 +351,11 @@ impl Driver {
             .collect();
         let elapsed = Duration::from_millis(unix_ms().saturating_sub(plan.decided_at_ms));
         tracing::info!(pod = %self.pod.key, restart = %plan.id, ?phase, "went on with a restart that was under way");
+        let trigger = &plan.trigger;
+        state
+            .instances
+            .ended(&trigger.container, Some(trigger.code));
+        state.decided.insert(trigger.container.clone());
         if matches!(phase, Phase::Shielded | Phase::Up) {
             // Their exits were released, whether or not the runtime shows it yet.
             for old in plan.members.iter().filter_map(|member| member.old.as_ref()) {
@@ -374,14 +424,15 @@ impl Driver {
             (Action::RestartPod, Some(options)) => options.grace_period.min(GRACE_LIMIT),
             _ => Duration::ZERO,
         };
-        let id = trigger.container.clone();
-        let circumstances = self.circumstances(state, trigger, grace, 0);
+        let container = trigger.container.clone();
+        let id = RestartId(format!("{}-{}", short(container.as_str()), state.restarts));
+        let circumstances = self.circumstances(state, id, trigger, grace, 0);
         let plan = match action {
             Action::Restart => circumstances.restart_one(),
             Action::RestartAllContainers | Action::RestartPod => Some(circumstances.restart_all()),
         };
         let Some(plan) = plan else {
-            state.holds.remove(&id);
+            state.holds.remove(&container);
             return;
         };
         self.tools.reporter.restarting(&story(&plan));
@@ -393,11 +444,12 @@ impl Driver {
             return;
         };
         let plan = machine.plan();
-        let (trigger, grace) = (plan.trigger.clone(), Duration::from_millis(plan.grace_ms));
+        let (id, trigger) = (plan.id.clone(), plan.trigger.clone());
+        let grace = Duration::from_millis(plan.grace_ms);
         let again = plan.again + 1;
         tracing::warn!(pod = %self.pod.key, restart = %plan.id, again, "containers were started out of order while the gate was away: beginning anew");
         let plan = self
-            .circumstances(state, trigger, grace, again)
+            .circumstances(state, id, trigger, grace, again)
             .restart_all();
         self.carry_out(state, plan);
     }
@@ -417,55 +469,38 @@ impl Driver {
     fn circumstances(
         &self,
         state: &State,
+        id: RestartId,
         trigger: Trigger,
         grace: Duration,
         again: u8,
     ) -> Circumstances {
-        let old = |name: &ContainerName| {
-            let (id, instance) = state.instances.newest(name)?;
-            let exit = match instance.state {
-                InstanceState::Ended(code) if !state.holds.contains_key(id) => {
-                    Some(code.unwrap_or(ExitCode::UNKNOWN))
-                }
-                _ => None,
-            };
-            Some(Old {
-                id: id.clone(),
-                exit,
-            })
-        };
-        let containers = match &state.spec {
-            Some(spec) => spec
-                .containers
-                .iter()
-                .map(|container| (container.name.clone(), container.kind, old(&container.name)))
+        let known = state.shape();
+        let restart_policy = known.as_ref().map(|(policy, _)| *policy);
+        let containers = match known {
+            Some((_, containers)) => containers
+                .into_iter()
+                .map(|(name, kind)| state.member(name, kind))
                 .collect(),
             None => state
                 .instances
                 .names_by_creation()
                 .into_iter()
                 .map(|name| {
-                    let old = old(&name);
+                    let mut member = state.member(name, ContainerKind::Regular);
                     // What has ended while others run was an init container, as far as one can tell.
-                    let ended = old.as_ref().is_some_and(|old| old.exit.is_some());
-                    let kind = if ended && name != trigger.name {
-                        ContainerKind::Init
-                    } else {
-                        ContainerKind::Regular
-                    };
-                    (name, kind, old)
+                    let ended = member.old.as_ref().is_some_and(|old| old.exit.is_some());
+                    if ended && member.name != trigger.name {
+                        member.kind = ContainerKind::Init;
+                    }
+                    member
                 })
                 .collect(),
         };
         Circumstances {
-            id: RestartId(format!(
-                "{}-{}",
-                short(trigger.container.as_str()),
-                state.restarts
-            )),
+            id,
             pod: self.pod.clone(),
             trigger,
-            restart_policy: state.spec.as_ref().map(|spec| spec.restart_policy),
+            restart_policy,
             containers,
             grace_ms: u64::try_from(grace.as_millis()).unwrap_or(u64::MAX),
             decided_at_ms: unix_ms(),
@@ -636,12 +671,13 @@ impl Driver {
     }
 
     async fn make_placeholder(self: Arc<Self>, name: ContainerName, like: ContainerId) {
-        let restart = self
-            .lock()
-            .machine
-            .as_ref()
-            .map(|machine| machine.plan().id.clone());
-        let Some(restart) = restart else { return };
+        let round = |state: &State| {
+            let machine = state.machine.as_ref()?;
+            Some((machine.plan().id.clone(), machine.plan().again))
+        };
+        let Some((restart, again)) = round(&self.lock()) else {
+            return;
+        };
         loop {
             match self
                 .placeholders
@@ -649,7 +685,13 @@ impl Driver {
                 .await
             {
                 Ok(id) => {
-                    self.feed(&mut self.lock(), Event::PlaceholderMade(name, id));
+                    let mut state = self.lock();
+                    if round(&state) == Some((restart, again)) {
+                        self.feed(&mut state, Event::PlaceholderMade(name, id));
+                    } else {
+                        // The restart that wanted it is over: the pod was deleted, for one.
+                        self.sweep(id);
+                    }
                     return;
                 }
                 Err(CriError::Gone { .. }) => {

@@ -47,6 +47,18 @@ pub enum Phase {
     Over,
 }
 
+impl Phase {
+    /// Whether exits are held in this phase.
+    #[must_use]
+    pub fn is_holding(self, way: Way) -> bool {
+        match self {
+            Self::Down => true,
+            Self::Clear => way == Way::Kept,
+            Self::Shielded | Self::Up | Self::Over => false,
+        }
+    }
+}
+
 /// What the machine is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
@@ -132,6 +144,8 @@ struct Progress {
     old: Option<OldState>,
     /// The old one's code where it was learnt only after the decision.
     old_exit: Option<ExitCode>,
+    /// Attempts before the old one that are still there.
+    older: BTreeSet<ContainerId>,
     placeholders: BTreeSet<ContainerId>,
     new: NewState,
 }
@@ -172,6 +186,8 @@ pub struct Machine {
     deadline: Instant,
     /// The guard's creation was refused after the release: the kubelet has recorded the shields.
     recorded: bool,
+    /// The running containers have been told to stop.
+    killed: bool,
     /// `Clear` removes containers first, then the placeholders that keep the kubelet waiting.
     placeholders_going: bool,
 }
@@ -200,16 +216,25 @@ impl Machine {
                     }
                 }),
                 old_exit: member.old.as_ref().and_then(|old| old.exit),
+                older: member.older.iter().cloned().collect(),
                 placeholders: BTreeSet::new(),
                 new: NewState::None,
             })
             .collect();
         let mut machine = Self::new(plan, Phase::Down, progress, now + DOWN_LIMIT);
-        for (name, id) in leftover {
-            machine.add_placeholder(&name, id);
-        }
         let mut effects = vec![Effect::Save];
-        effects.extend(machine.kills());
+        for (name, id) in leftover {
+            // One that is older than the attempt that runs shields nothing.
+            if machine.is_exited(&name) {
+                machine.add_placeholder(&name, id);
+            } else {
+                effects.push(Effect::Remove(id));
+            }
+        }
+        // What was started while no plugin was there has no hook: its exit is seen at once, so shields come first.
+        if machine.plan.again == 0 {
+            effects.extend(machine.kills());
+        }
         effects.extend(machine.shields_wanted());
         effects.extend(machine.advance(now));
         (machine, effects)
@@ -264,6 +289,7 @@ impl Machine {
             progress,
             deadline,
             recorded: false,
+            killed: false,
             placeholders_going: false,
         }
     }
@@ -286,15 +312,17 @@ impl Machine {
         (self.phase != Phase::Over).then_some(self.deadline)
     }
 
+    /// Whether exits are held in this phase.
+    #[must_use]
+    pub fn is_holding(&self) -> bool {
+        self.phase.is_holding(self.plan.way)
+    }
+
     /// Whether the exit of this container belongs to the restart and must stay unseen for now.
     #[must_use]
     pub fn holds(&self, id: &ContainerId) -> bool {
-        self.replaces(id)
-            && match self.phase {
-                Phase::Down => true,
-                Phase::Clear => self.plan.way == Way::Kept && !self.goes_first_by_id(id),
-                Phase::Shielded | Phase::Up | Phase::Over => false,
-            }
+        let released = self.phase == Phase::Clear && self.goes_first_by_id(id);
+        self.is_holding() && self.replaces(id) && !released
     }
 
     /// Whether this is an attempt that the restart replaces: its exit is part of the restart.
@@ -393,6 +421,10 @@ impl Machine {
     fn step(&mut self, now: Instant, effects: &mut Vec<Effect>) -> bool {
         let late = now >= self.deadline;
         match self.phase {
+            Phase::Down if !self.killed && self.shields_stand() => {
+                effects.extend(self.kills());
+                true
+            }
             Phase::Down if late || (self.all_down() && self.shields_stand()) => {
                 self.leave_down(now, effects);
                 true
@@ -451,13 +483,12 @@ impl Machine {
             Way::Cleared => {
                 self.enter(Phase::Shielded, now, effects);
                 effects.push(Effect::Release(self.olds()));
-                // While it can see the guard's exit, the kubelet may keep it in back-off and not try (doBackOff).
-                let guard = self.index_of(&self.plan.guard);
-                effects.extend(
-                    guard
-                        .and_then(|index| self.old_id(index))
-                        .map(Effect::Remove),
-                );
+                // While it sees an exit, the kubelet may keep the container in back-off and not try to create
+                // it (doBackOff), or collect it together with the log that it counts restarts by
+                // (kuberuntime_gc.go keeps the newest dead one of a name, which is the placeholder).
+                let shielded = (0..self.progress.len())
+                    .filter(|&index| self.plan.members[index].placeholders > 0);
+                effects.extend(shielded.flat_map(|index| self.removals_of(index)));
             }
         }
     }
@@ -534,7 +565,8 @@ impl Machine {
         effects
     }
 
-    fn kills(&self) -> Vec<Effect> {
+    fn kills(&mut self) -> Vec<Effect> {
+        self.killed = true;
         (0..self.progress.len())
             .filter(|&index| self.progress[index].old == Some(OldState::Running))
             .filter(|&index| self.old_id(index).as_ref() != Some(&self.plan.trigger.container))
@@ -545,9 +577,17 @@ impl Machine {
     fn removals(&self) -> Vec<Effect> {
         (0..self.progress.len())
             .filter(|&index| self.is_cleared_away(index))
-            .filter(|&index| self.progress[index].old != Some(OldState::Gone))
-            .filter_map(|index| self.old_id(index).map(Effect::Remove))
+            .flat_map(|index| self.removals_of(index))
             .collect()
+    }
+
+    fn removals_of(&self, index: usize) -> Vec<Effect> {
+        let progress = &self.progress[index];
+        let old = self
+            .old_id(index)
+            .filter(|_| progress.old != Some(OldState::Gone));
+        let ids = progress.older.iter().cloned().chain(old);
+        ids.map(Effect::Remove).collect()
     }
 
     fn removals_of_replaced(&self) -> Vec<Effect> {
@@ -606,14 +646,15 @@ impl Machine {
     fn cleared(&self) -> bool {
         let containers = (0..self.progress.len())
             .filter(|&index| self.is_cleared_away(index))
-            .all(|index| matches!(self.progress[index].old, None | Some(OldState::Gone)));
+            .map(|index| &self.progress[index])
+            .all(|it| it.older.is_empty() && matches!(it.old, None | Some(OldState::Gone)));
         let placeholders = !self.placeholders_going || self.leftovers().is_empty();
         containers && placeholders
     }
 
     /// Start order: each init container after those before it, regular ones after all (KEP-753).
     fn is_turn_of(&self, index: usize) -> bool {
-        if self.plan.way == Way::Shielded {
+        if self.plan.way == Way::Shielded || !self.plan.ordered {
             return true;
         }
         let member = &self.plan.members[index];
@@ -646,8 +687,10 @@ impl Machine {
             _ if self.plan.way == Way::Shielded => {
                 member.placeholders == 0 || *new != NewState::None
             }
-            ContainerKind::Init => self.passed(index),
-            ContainerKind::Sidecar | ContainerKind::Regular => *new != NewState::None,
+            ContainerKind::Init if self.plan.ordered => self.passed(index),
+            ContainerKind::Init | ContainerKind::Sidecar | ContainerKind::Regular => {
+                *new != NewState::None
+            }
         }
     }
 
@@ -703,6 +746,11 @@ impl Machine {
             .map(|old| old.id.clone())
     }
 
+    fn is_exited(&self, name: &ContainerName) -> bool {
+        self.index_of(name)
+            .is_some_and(|index| self.progress[index].old == Some(OldState::Exited))
+    }
+
     fn olds(&self) -> Vec<ContainerId> {
         (0..self.progress.len())
             .filter_map(|index| self.old_id(index))
@@ -745,6 +793,7 @@ impl Machine {
         }
         for progress in &mut self.progress {
             progress.placeholders.remove(id);
+            progress.older.remove(id);
         }
     }
 
@@ -777,6 +826,7 @@ fn progress_from(member: &super::plan::Member, found: &[Found]) -> Progress {
     let mut progress = Progress {
         old: member.old.as_ref().map(|_| OldState::Gone),
         old_exit: member.old.as_ref().and_then(|old| old.exit),
+        older: BTreeSet::new(),
         placeholders: BTreeSet::new(),
         new: NewState::None,
     };
@@ -795,7 +845,9 @@ fn progress_from(member: &super::plan::Member, found: &[Found]) -> Progress {
             FoundState::Exited(code) if seen.new && progress.new == NewState::None => {
                 progress.new = NewState::Ended(seen.id.clone(), code);
             }
-            // Attempts before the one that is replaced say nothing.
+            _ if member.older.contains(&seen.id) => {
+                progress.older.insert(seen.id.clone());
+            }
             FoundState::Created | FoundState::Running | FoundState::Exited(_) => {}
         }
     }

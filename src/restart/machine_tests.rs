@@ -169,11 +169,8 @@ fn never_with_inits_clears_everything_once_the_guard_was_refused() {
     assert_eq!(world.machine.phase(), Phase::Shielded);
     assert_eq!(world.released.len(), 4);
     assert_eq!(world.attempt("b"), Verdict::NotYet);
-    assert!(
-        world.removed("a-0"),
-        "no exit that could keep the guard in back-off"
-    );
-    assert_eq!(world.removed.len(), 1);
+    let shielded = ["a-0", "b-0"].map(ContainerId::from);
+    assert_eq!(world.removed, shielded.into(), "no exit to back off from");
     assert_eq!(world.attempt("a"), Verdict::NotYet);
     let before = world.removed.len();
     assert_eq!(before, 4, "containers first, placeholders after them");
@@ -184,6 +181,19 @@ fn never_with_inits_clears_everything_once_the_guard_was_refused() {
     world.start("a");
     world.start("b");
     assert_eq!(world.finished, Some(Outcome::Completed));
+}
+
+#[test]
+fn attempts_before_the_one_that_is_removed_are_removed_with_it() {
+    let mut circumstances = circumstances(Some(RestartPolicy::Always), FULL, "a", 42);
+    for member in &mut circumstances.containers {
+        member.older = vec![format!("{}-before", member.name).into()];
+    }
+    let mut world = World::begin(circumstances.restart_all());
+    world.settle();
+    assert!(world.removed("i-before") && world.removed("s-before"));
+    assert!(!world.removed("a-before"), "it stays with its successor");
+    assert_eq!(world.machine.phase(), Phase::Up);
 }
 
 #[test]
@@ -333,6 +343,17 @@ fn a_container_that_starts_out_of_order_makes_it_begin_anew_but_not_for_ever() {
         let effects = machine.handle(Instant::now(), started);
         assert_eq!(effects.contains(&Effect::Again), again < MOST_AGAIN);
     }
+}
+
+#[test]
+fn a_placeholder_of_the_round_before_shields_only_what_has_not_run_since() {
+    let shape: Shape<'_> = &[("a", Regular, RUNS), ("b", Regular, DONE)];
+    let plan = circumstances(Some(RestartPolicy::Never), shape, "a", 42).restart_all();
+    let leftover = vec![("a".into(), "p1".into()), ("b".into(), "p2".into())];
+    let held = ["a-0".into()];
+    let (machine, effects) = Machine::begin(plan, &held, leftover, Instant::now());
+    assert!(effects.contains(&Effect::Remove("p1".into())));
+    assert_eq!(machine.leftovers(), [("b".into(), "p2".into())]);
 }
 
 #[test]

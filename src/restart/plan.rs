@@ -61,6 +61,9 @@ pub struct Member {
     pub kind: ContainerKind,
     /// Its newest attempt; `None` if it was never created.
     pub old: Option<Old>,
+    /// Its attempts before that one, if the runtime still has any: where the newest is removed, they would be
+    /// taken for it.
+    pub older: Vec<ContainerId>,
     /// How many placeholders shield it.
     pub placeholders: u8,
 }
@@ -90,6 +93,8 @@ pub struct Plan {
     pub members: Vec<Member>,
     /// Whether all containers of the pod take part.
     pub whole_pod: bool,
+    /// Whether kinds and order are the spec's; else they are guessed, and no order is kept.
+    pub ordered: bool,
     /// How long a container may take to stop, in milliseconds; 0 kills at once.
     pub grace_ms: u64,
     /// When it was decided: milliseconds since the Unix epoch.
@@ -110,7 +115,7 @@ pub struct Circumstances {
     /// `None`: the pod's spec is not known.
     pub restart_policy: Option<RestartPolicy>,
     /// The pod's containers in start order, or in the order they were first created where the spec is not known.
-    pub containers: Vec<(ContainerName, ContainerKind, Option<Old>)>,
+    pub containers: Vec<Member>,
     /// How long a container may take to stop, in milliseconds.
     pub grace_ms: u64,
     /// Milliseconds since the Unix epoch.
@@ -122,11 +127,7 @@ pub struct Circumstances {
 impl Circumstances {
     /// Whether the kubelet starts the trigger again by itself, as the pod's policy says.
     fn kubelet_restarts_trigger(&self) -> bool {
-        let kind = self
-            .containers
-            .iter()
-            .find(|(name, ..)| *name == self.trigger.name)
-            .map(|(_, kind, _)| *kind);
+        let kind = kind_of(&self.containers, &self.trigger.name);
         match self.restart_policy {
             _ if kind == Some(ContainerKind::Sidecar) => true,
             Some(RestartPolicy::Always) => true,
@@ -138,18 +139,8 @@ impl Circumstances {
     /// The plan for `RestartAllContainers` and `RestartPod` (KEP-5532, "Restart Phases").
     #[must_use]
     pub fn restart_all(self) -> Plan {
-        let members: Vec<Member> = self
-            .containers
-            .iter()
-            .map(|(name, kind, old)| Member {
-                name: name.clone(),
-                kind: *kind,
-                old: old.clone(),
-                placeholders: 0,
-            })
-            .collect();
-        let way = self.way(&members);
-        let mut plan = self.into_plan(members, way, true);
+        let way = self.way();
+        let mut plan = self.into_plan(way, true);
         plan.guard = plan.choose_guard();
         if way != Way::Kept {
             plan.place_shields();
@@ -159,30 +150,22 @@ impl Circumstances {
 
     /// The plan for `Restart` (KEP-5307); `None` where the kubelet restarts that container by itself.
     #[must_use]
-    pub fn restart_one(self) -> Option<Plan> {
+    pub fn restart_one(mut self) -> Option<Plan> {
         if self.kubelet_restarts_trigger() {
             return None;
         }
-        let members = self
-            .containers
-            .iter()
-            .filter(|(name, ..)| *name == self.trigger.name)
-            .map(|(name, kind, old)| Member {
-                name: name.clone(),
-                kind: *kind,
-                old: old.clone(),
-                // With one, the pod would count as stopped if every other container had ended (getPhase).
-                placeholders: 2,
-            })
-            .collect();
-        Some(self.into_plan(members, Way::Shielded, false))
+        let trigger = self.trigger.name.clone();
+        self.containers.retain(|member| member.name == trigger);
+        for member in &mut self.containers {
+            // With one, the pod would count as stopped if every other container had ended (getPhase).
+            member.placeholders = 2;
+        }
+        Some(self.into_plan(Way::Shielded, false))
     }
 
-    fn way(&self, members: &[Member]) -> Way {
-        let trigger_kind = members
-            .iter()
-            .find(|member| member.name == self.trigger.name)
-            .map(|member| member.kind);
+    fn way(&self) -> Way {
+        let members = &self.containers;
+        let trigger_kind = kind_of(members, &self.trigger.name);
         let Some(policy) = self.restart_policy else {
             return Way::Cleared;
         };
@@ -204,21 +187,27 @@ impl Circumstances {
         }
     }
 
-    fn into_plan(self, members: Vec<Member>, way: Way, whole_pod: bool) -> Plan {
+    fn into_plan(self, way: Way, whole_pod: bool) -> Plan {
         Plan {
             id: self.id,
             pod: self.pod,
             guard: self.trigger.name.clone(),
             trigger: self.trigger,
+            ordered: self.restart_policy.is_some(),
             restart_policy: self.restart_policy.unwrap_or(RestartPolicy::Never),
             way,
-            members,
+            members: self.containers,
             whole_pod,
             grace_ms: self.grace_ms,
             decided_at_ms: self.decided_at_ms,
             again: self.again,
         }
     }
+}
+
+fn kind_of(members: &[Member], name: &ContainerName) -> Option<ContainerKind> {
+    let member = members.iter().find(|member| member.name == *name);
+    member.map(|member| member.kind)
 }
 
 impl Plan {
@@ -280,7 +269,13 @@ pub(crate) mod tests {
                     id: format!("{name}-0").into(),
                     exit: exit.map(ExitCode),
                 });
-                (name.into(), kind, old)
+                Member {
+                    name: name.into(),
+                    kind,
+                    old,
+                    older: Vec::new(),
+                    placeholders: 0,
+                }
             })
             .collect();
         Circumstances {

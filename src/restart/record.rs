@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::machine::Phase;
-use super::plan::{Plan, Way};
+use super::plan::Plan;
 use crate::exit_hold::private_dir;
 use crate::ids::SandboxId;
 
@@ -18,17 +18,6 @@ pub struct Record {
     pub phase: Phase,
     /// What it is to do.
     pub plan: Plan,
-}
-
-impl Record {
-    /// Whether exits are still held in this phase.
-    fn holds(&self) -> bool {
-        match self.phase {
-            Phase::Down => true,
-            Phase::Clear => self.plan.way == Way::Kept,
-            Phase::Shielded | Phase::Up | Phase::Over => false,
-        }
-    }
 }
 
 /// Where the records are.
@@ -78,7 +67,7 @@ impl Records {
     /// Writes the record, whole or not at all. It need not survive a power cut: then no container does.
     pub fn save(&self, record: &Record) -> io::Result<()> {
         let sandbox = &record.plan.pod.sandbox;
-        if record.holds() {
+        if record.phase.is_holding(record.plan.way) {
             fs::write(self.marker(sandbox), "")?;
         } else {
             self.unmark(sandbox)?;

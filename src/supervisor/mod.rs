@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::sleep;
 use tokio_stream::StreamExt;
 
@@ -24,6 +24,8 @@ use roster::Roster;
 
 /// Between two tries of a runtime that is away.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+/// Between two looks at what is still held.
+const RELEASE_INTERVAL: Duration = Duration::from_millis(10);
 /// Between two looks for the socket of a runtime that is starting.
 const LAUNCH_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -108,10 +110,30 @@ pub async fn run(
         hook_socket.clone(),
         Arc::clone(&missed),
     );
+    let can_wait = launched.is_none();
     let stub = stub(plugin, &config, launched)?;
+    let mut shutdown = std::pin::pin!(shutdown);
+    let (taken_over, ready) = oneshot::channel();
+    let serve = async {
+        if can_wait {
+            // Never sent only if the keeper failed, which ends everything.
+            let _ = ready.await;
+            until_released(&roster).await;
+        }
+        stub.run(shutdown.as_mut()).await
+    };
     tokio::select! {
-        result = keep(Arc::clone(&roster), hook_socket, left, missed) => result,
-        result = stub.run(shutdown) => Ok(result?),
+        result = keep(Arc::clone(&roster), hook_socket, left, missed, taken_over) => result,
+        result = serve => Ok(result?),
+    }
+}
+
+/// While an exit is held, a runtime that takes in a plugin freezes: it asks the shim for the container's state,
+/// which waits for the hook, and keeps every other CRI call waiting meanwhile (containerd `syncPlugin`,
+/// `internal/nri/nri.go` 2.3). So what a predecessor held is released first.
+async fn until_released(roster: &Roster) {
+    while roster.holds() {
+        sleep(RELEASE_INTERVAL).await;
     }
 }
 
@@ -171,12 +193,15 @@ async fn keep(
     hook_socket: PathBuf,
     left: Vec<Record>,
     missed: Arc<Notify>,
+    taken_over: oneshot::Sender<()>,
 ) -> Result<(), RunError> {
     // Whoever holds must know what it holds: until then a predecessor's hooks find no socket and try again.
     relist(&roster, left).await;
     let hooks = Server::bind(&hook_socket)?;
     let knocked = Arc::clone(&roster);
     tokio::spawn(hooks.serve(move |knock| knocked.knock(&knock)));
+    // Nobody listens if the runtime launched this plugin: it cannot wait.
+    let _ = taken_over.send(());
     loop {
         missed.notified().await;
         relist(&roster, Vec::new()).await;

@@ -108,6 +108,14 @@ impl Roster {
         }
     }
 
+    /// Whether any pod's exits are held.
+    pub fn holds(&self) -> bool {
+        self.read(|entries| {
+            let mut drivers = entries.by_sandbox.values().flatten();
+            drivers.any(|driver| driver.holds())
+        })
+    }
+
     /// A sandbox was stopped or removed: its pod is over.
     pub fn sandbox_stopped(&self, sandbox: &SandboxId) {
         let driver = self.write(|entries| {

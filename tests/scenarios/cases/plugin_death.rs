@@ -12,7 +12,7 @@ use crate::restarted::Before;
 use crate::scenario::{Company, Scenario};
 use crate::shape::Shape;
 use crate::stage::Stage;
-use crate::wait::PATIENCE;
+use crate::wait::{self, PATIENCE};
 
 /// A phase may be over before it is seen, or between the look and the kill.
 const TRIES: usize = 4;
@@ -92,6 +92,16 @@ async fn survives(stage: Stage, shape: Shape, phase: Phase, away: Duration) -> R
         if stage.plugin.start().await? {
             stage.plugin.until_ready(1).await?;
         }
+        // What the kubelet started meanwhile may run, and yet not last: the plugin finishes what it began.
+        let record = stage.plugin.record_file(&before.sandbox);
+        wait::until("the restart is over", PATIENCE, async || {
+            Ok(if record.exists() {
+                Err(pod.recorder.current().to_string())
+            } else {
+                Ok(())
+            })
+        })
+        .await?;
         pod.has_recovered(&before).await?;
         if died_in == Some(phase) {
             return Ok(());
