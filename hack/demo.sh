@@ -86,6 +86,7 @@ build_plugin() {
 start_plugin() {
     title "The plugin"
     build_plugin
+    : >"$WORK/plugin.log" # the process below may not have made it when it is first looked at
     "$BINARY" run --nri-socket "$NRI_SOCKET" --cri-endpoint "$CRI_ENDPOINT" \
         --kubeconfig "$PLUGIN_KUBECONFIG" --node-name "$NODE_NAME" \
         --run-dir "$WORK/run" --state-dir "$WORK/state" >"$WORK/plugin.log" 2>&1 &
