@@ -4,9 +4,12 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
-use super::super::plan::tests::{DONE, RUNS, Shape, circumstances};
 use super::*;
+use crate::ids::ExitCode;
+use crate::kube::{ContainerKind, RestartPolicy};
+use crate::restart::plan::tests::{DONE, RUNS, Shape, circumstances};
 use ContainerKind::{Init, Regular, Sidecar};
+use std::collections::BTreeSet;
 
 /// Plays the runtime: answers effects with events, in the order that `shuffle` says.
 struct World {
