@@ -3,24 +3,32 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 NAME       ?= reprise
-K8S        ?= 1.36.3
-CONTAINERD ?= 2.3.7
+# By default each script's own: K8S (1.33.13, 1.34.4, 1.35.4, 1.36.3), CONTAINERD (2.3.7, 2.4.2, 1.7.35).
+VERSIONS    = $(if $(K8S),--k8s $(K8S)) $(if $(CONTAINERD),--containerd $(CONTAINERD))
 
 .PHONY: help
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: ## See a pod restart in place, on a real node that it brings up itself: K8S=1.33.13
+	@K8S=$(K8S) CONTAINERD=$(CONTAINERD) hack/demo.sh
+
+.PHONY: build
+build: ## The plugin, as it is shipped
+	@cargo build --release --locked
 
 # A Kubernetes node on this machine (hack/README.md)
 
 .PHONY: node-up
 node-up: ## Start a node: NAME=reprise K8S=1.36.3 CONTAINERD=2.3.7
-	@hack/node.sh up $(NAME) --k8s $(K8S) --containerd $(CONTAINERD) | sed 's/^KUBECONFIG=/export &/'
+	@hack/node.sh up $(NAME) $(VERSIONS) | sed 's/^KUBECONFIG=/export &/'
 
 .PHONY: node-down
 node-down: ## End it and remove every trace: NAME=reprise
 	@hack/node.sh down $(NAME)
 
-##@ Tests (all of them; tests/scenarios/ needs real nodes and brings them up itself)
+# tests/scenarios/ needs real nodes and brings them up itself.
 
 .PHONY: test
 test: ## Everything, on the oldest and the newest kubelet
@@ -29,3 +37,11 @@ test: ## Everything, on the oldest and the newest kubelet
 .PHONY: test-all
 test-all: ## The same on all kubelets and containerds
 	@hack/test.sh --all
+
+.PHONY: bench
+bench: ## How long a restart takes, beside the kubelet's own and beside a new pod
+	@hack/bench.sh
+
+.PHONY: lint
+lint: ## Format, lints, the oldest compiler, dependencies, scripts
+	@hack/lint.sh

@@ -5,8 +5,9 @@ readonly NRI_VERSION=0.12.0
 readonly CRI_API_VERSION=0.36.3
 readonly CONTAINERD_API_VERSION=1.11.1
 
+# gcc and libc6-dev: for the pause image, and for Rust to link with.
 readonly DEBIAN_PACKAGES=(etcd-server runc containernetworking-plugins busybox-static iproute2
-    jq openssl curl)
+    procps jq openssl curl ca-certificates gcc libc6-dev)
 
 packages_missing() {
     local package
@@ -18,6 +19,11 @@ packages_missing() {
 
 ensure_packages() {
     [[ -z $(packages_missing) ]] || with_lock "$CACHE/lock/packages" install_packages
+}
+
+apt_install() { # PACKAGE...
+    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "$@" \
+        >"$CACHE/apt.log" 2>&1
 }
 
 install_packages() {
@@ -32,10 +38,10 @@ install_packages() {
         made=1
     fi
     local failed=0
-    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
-        "${missing[@]}" >"$CACHE/apt.log" 2>&1 || failed=1
+    # A fresh machine has no package lists, and old lists name packages that are gone.
+    apt_install "${missing[@]}" || { apt-get update -qq && apt_install "${missing[@]}"; } || failed=1
     [[ -z $made ]] || rm -f $policy
-    ((!failed)) || die "apt-get failed, see $CACHE/apt.log (has 'apt-get update' been run?)"
+    ((!failed)) || die "apt-get failed, see $CACHE/apt.log"
 }
 
 # Fetches one module and prints a field of what `go mod download` says about it.

@@ -39,6 +39,7 @@ check_oldest_compiler() {
 
 check_dependencies() {
     if ! command -v cargo-deny >/dev/null; then
+        echo "building cargo-deny $DENY_VERSION, once"
         cargo install cargo-deny --locked --version "$DENY_VERSION" --root "$CACHE/tools"
     fi
     cargo deny --locked check --hide-inclusion-graph bans licenses sources
@@ -52,13 +53,26 @@ check_dependencies() {
 
 check_scripts() {
     if ! command -v shellcheck >/dev/null; then
-        apt-get install --yes --quiet shellcheck >/dev/null || die "shellcheck is missing: install it"
+        echo "installing shellcheck"
+        { apt-get install -qq -y shellcheck || { apt-get update -qq && apt-get install -qq -y shellcheck; }; } \
+            >/dev/null || die "shellcheck is missing: install it"
     fi
     local scripts=(hack/*.sh)
     [[ ! -e .ci/run ]] || scripts+=(.ci/run)
     shellcheck --external-sources "${scripts[@]}"
 }
 
+# What rustup's minimal profile leaves out, and a compiler for what is built below.
+prepare() {
+    local component
+    for component in rustfmt clippy; do
+        cargo "${component/rust/}" --version >/dev/null 2>&1 || rustup component add "$component" ||
+            die "$component is missing: rustup component add $component"
+    done
+    command -v cc >/dev/null || hack/node.sh packages || die "cc is missing: install gcc and libc6-dev"
+}
+
+prepare
 step "format"
 cargo fmt --all --check
 step "lints"

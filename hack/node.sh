@@ -23,6 +23,7 @@ usage: node.sh build [--k8s V] [--containerd V]      build and install what a no
        node.sh down NAME                             end it and remove every trace
        node.sh start|stop|kill NAME COMPONENT        one of: ${COMPONENTS[*]}
        node.sh list                                  nodes and the state of their components
+       node.sh packages                              install Debian packages, as build does
        node.sh protos                                print where upstream's .proto files are
 Kubernetes: ${K8S_VERSIONS[*]} (default $DEFAULT_K8S)
 containerd: ${CONTAINERD_VERSIONS[*]} (default $DEFAULT_CONTAINERD)
@@ -162,10 +163,10 @@ main() {
     shift || true
     case $command in
     help | -h | --help) usage && return ;;
-    build | up | down | env | start | stop | kill | list | protos) ;;
+    build | up | down | env | start | stop | kill | list | packages | protos) ;;
     *) usage >&2 && die "unknown command '$command'" ;;
     esac
-    [[ $command == @(build|protos|list) ]] || (($#)) || die "$command needs the name of a node"
+    [[ $command == @(build|packages|protos|list) ]] || (($#)) || die "$command needs the name of a node"
     [[ $command == @(protos|list|env) ]] || ((EUID == 0)) ||
         die "$command must be root: it installs, mounts, makes cgroups and bridges"
     case $command in
@@ -173,6 +174,7 @@ main() {
         parse_options "$@"
         build
         ;;
+    packages) ensure_packages ;;
     protos) print_protos ;;
     list) list ;;
     up)

@@ -89,6 +89,15 @@ test_node() { # INDEX
     return "$code"
 }
 
+compare_protos() {
+    local nri='' cri='' containerd=''
+    # shellcheck source=/dev/null
+    source <("$HERE/node.sh" protos)
+    [[ -e $nri ]] || return
+    REPRISE_UPSTREAM_NRI=$nri REPRISE_UPSTREAM_CRI=$cri REPRISE_UPSTREAM_CONTAINERD=$containerd \
+        cargo test --locked --quiet --test wire -- --include-ignored
+}
+
 main() {
     parse_options "$@"
     WORK=$(mktemp -d)
@@ -96,14 +105,19 @@ main() {
     trap interrupted INT TERM
     cd "$HERE/.."
 
+    # jq and a C compiler are needed below.
+    "$HERE/node.sh" packages
+
     local failed=0
     if [[ $UNIT == yes ]]; then
         say "unit and integration tests"
-        cargo test --quiet || failed=1
+        cargo test --locked --quiet || failed=1
+        say "our protocol definitions beside upstream's"
+        compare_protos || failed=1
     fi
 
     say "building the scenarios"
-    SCENARIOS=$(cargo test --test scenarios --no-run --message-format=json |
+    SCENARIOS=$(cargo test --locked --test scenarios --no-run --message-format=json |
         jq -r 'select(.executable != null and .target.name == "scenarios") | .executable')
 
     # One after another: their builds would only take the cores from each other.

@@ -20,7 +20,7 @@ use protox::prost_reflect::{
 };
 
 #[test]
-#[ignore = "needs the upstream definitions, see make wire"]
+#[ignore = "needs the upstream definitions, see `make test`"]
 fn ours_are_upstreams() {
     let ours = files_below(&Path::new(env!("CARGO_MANIFEST_DIR")).join("protos"));
     assert!(!ours.is_empty());
