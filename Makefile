@@ -29,3 +29,5 @@ test: ## Everything, on the oldest and the newest kubelet
 .PHONY: test-all
 test-all: ## The same on all kubelets and containerds
 	@hack/test.sh --all
+
+bench: ; @hack/bench.sh ## How fast and how small, beside the kubelet's own restart: ROUNDS=5
