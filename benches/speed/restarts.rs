@@ -119,7 +119,8 @@ impl fmt::Display for PodKind {
 pub(crate) struct Round {
     pub(crate) pod: PodKind,
     pub(crate) way: Way,
-    round: u32,
+    #[serde(rename = "round")]
+    number: u32,
     #[serde(flatten)]
     pub(crate) outcome: Outcome,
 }
@@ -182,7 +183,7 @@ pub(crate) async fn measure(
                 rounds.push(Round {
                     pod,
                     way,
-                    round: round + 1,
+                    number: round + 1,
                     outcome,
                 });
             }
@@ -207,7 +208,7 @@ async fn restart(stage: &Stage, way: Way, shape: Shape, moment: Duration) -> Res
     };
     let now = successor.as_ref().unwrap_or(&pod);
     let running = running_since(now, exited)?;
-    Ok(running - exited)
+    Ok(running.saturating_sub(exited))
 }
 
 /// When the trigger says that it exits.

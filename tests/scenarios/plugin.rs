@@ -158,6 +158,7 @@ impl Plugin {
     }
 
     /// Of the running process.
+    #[allow(dead_code, reason = "for the benchmark, which measures it")]
     pub(crate) async fn pid(&self) -> Result<u32> {
         let process = self.process.lock().await;
         Ok(process.as_ref().context("the plugin is not running")?.id())
