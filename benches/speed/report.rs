@@ -143,6 +143,7 @@ fn targets(text: &mut String, results: &Results) -> std::fmt::Result {
     let below: fn(f64, f64) -> bool = |value, than| value < than;
     for (pod, than) in [
         (PodKind::Three, target::THREE),
+        (PodKind::ThreeIgnoringTerm, target::THREE),
         (PodKind::FiveIgnoringTerm, target::FIVE),
     ] {
         line(

@@ -67,14 +67,16 @@ impl fmt::Display for Way {
 pub(crate) enum PodKind {
     One,
     Three,
+    ThreeIgnoringTerm,
     FiveIgnoringTerm,
     TwoInitsTwoRegulars,
 }
 
 impl PodKind {
-    pub(crate) const ALL: [Self; 4] = [
+    pub(crate) const ALL: [Self; 5] = [
         Self::One,
         Self::Three,
+        Self::ThreeIgnoringTerm,
         Self::FiveIgnoringTerm,
         Self::TwoInitsTwoRegulars,
     ];
@@ -84,7 +86,7 @@ impl PodKind {
         let never = Shape::never();
         match self {
             Self::One => never,
-            Self::Three => never.regular("loader").regular("logger"),
+            Self::Three | Self::ThreeIgnoringTerm => never.regular("loader").regular("logger"),
             Self::FiveIgnoringTerm => never
                 .regular("loader")
                 .regular("logger")
@@ -98,8 +100,8 @@ impl PodKind {
     fn to_be_restarted(self, way: Way, options: &Options) -> Shape {
         let shape = way.equip(self.shape()).grace_period_seconds(options.grace);
         match self {
-            Self::FiveIgnoringTerm => shape.ignoring_term(),
-            _ => shape,
+            Self::ThreeIgnoringTerm | Self::FiveIgnoringTerm => shape.ignoring_term(),
+            Self::One | Self::Three | Self::TwoInitsTwoRegulars => shape,
         }
     }
 }
@@ -108,7 +110,8 @@ impl fmt::Display for PodKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::One => "one container",
-            Self::Three => "three containers",
+            Self::Three => "three that end at SIGTERM",
+            Self::ThreeIgnoringTerm => "three that ignore SIGTERM",
             Self::FiveIgnoringTerm => "five that ignore SIGTERM",
             Self::TwoInitsTwoRegulars => "two init, two regular containers",
         })
