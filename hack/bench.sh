@@ -30,6 +30,7 @@ built() { # TARGET KIND CARGO_ARGS...
 # shellcheck disable=SC2317 # called by a trap
 take_down() {
     [[ ! -d ${REPRISE_NODES:-/tmp/reprise-nodes}/$NODE ]] || "$HERE/node.sh" down "$NODE" >&2
+    rm -rf "$WORK"
 }
 
 # The runner is a process group of its own, to be ended with the plugin that it runs.
@@ -55,6 +56,7 @@ main() {
 
     local versions=(--k8s "${K8S:-$DEFAULT_K8S}" --containerd "${CONTAINERD:-$DEFAULT_CONTAINERD}")
     "$HERE/node.sh" build "${versions[@]}" >&2
+    WORK=$(mktemp -d)
     trap take_down EXIT
     trap interrupted INT TERM
     "$HERE/node.sh" up "$NODE" "${versions[@]}" >&2
@@ -62,7 +64,7 @@ main() {
     export REPRISE_NODE_ENV
 
     set -m
-    "$runner" "$@" &
+    TMPDIR=$WORK "$runner" "$@" &
     wait $!
 }
 

@@ -36,14 +36,14 @@ fn restarts(text: &mut String, results: &Results) -> std::fmt::Result {
         text,
         "From the exit of one container to all containers running, as the containers themselves \
          wrote it down: median (worst) of {} rounds in seconds, `restartPolicy: Never`, the three \
-         ways in turns, each round a fresh pod. Deleting and creating begins with the exit too, \
-         with nobody who has to notice it first; the pods have \
-         `terminationGracePeriodSeconds: {}`.\n",
+         ways in turns, each round a fresh pod. Containers end at SIGTERM unless the row says \
+         otherwise. Deleting and creating begins with the exit too, with nobody who has to notice \
+         it first; the pods have `terminationGracePeriodSeconds: {}`.\n",
         options.rounds, options.grace
     )?;
     writeln!(
         text,
-        "| pod | Reprise | kubelet's own | delete and create | kubelet's / Reprise |\n\
+        "| pod | Reprise | kubelet's own | delete and create | times as fast as the kubelet |\n\
          |---|--:|--:|--:|--:|"
     )?;
     for pod in PodKind::ALL {
