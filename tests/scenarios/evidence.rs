@@ -1,6 +1,7 @@
 //! What the containers themselves wrote into the pod's emptyDir.
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 
@@ -16,6 +17,8 @@ pub(crate) enum Deed {
 /// One line of the log, in the order in which they were written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
+    /// Since the epoch, to the microsecond.
+    pub(crate) at: Duration,
     pub(crate) container: String,
     pub(crate) deed: Deed,
 }
@@ -27,16 +30,17 @@ pub(crate) fn read(dir: &Path) -> Result<Vec<Entry>> {
     text.lines().map(parse).collect()
 }
 
-/// `<uptime> <container> begin|end|exit N`
+/// `<seconds since the epoch> <container> begin|end|exit N`
 fn parse(line: &str) -> Result<Entry> {
     let words: Vec<_> = line.split(' ').collect();
-    let (container, deed) = match words[..] {
-        [_, container, "begin"] => (container, Deed::Began),
-        [_, container, "end"] => (container, Deed::Ended),
-        [_, container, "exit", code] => (container, Deed::Exited(code.parse()?)),
+    let (at, container, deed) = match words[..] {
+        [at, container, "begin"] => (at, container, Deed::Began),
+        [at, container, "end"] => (at, container, Deed::Ended),
+        [at, container, "exit", code] => (at, container, Deed::Exited(code.parse()?)),
         _ => anyhow::bail!("not a line of evidence: {line:?}"),
     };
     Ok(Entry {
+        at: Duration::try_from_secs_f64(at.parse()?)?,
         container: container.to_owned(),
         deed,
     })

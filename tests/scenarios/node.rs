@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::core::v1::{Event, Pod};
+use k8s_openapi::api::core::v1::{Event, NodeStatus, Pod};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use tokio::task::spawn_blocking;
@@ -13,6 +13,9 @@ use tokio::task::spawn_blocking;
 use crate::runtime::Runtime;
 
 const NAMESPACE: &str = "default";
+
+/// What `node.status.declaredFeatures` calls the kubelet's own restart of all containers.
+pub(crate) const NATIVE: &str = "RestartAllContainersOnContainerExits";
 
 pub(crate) struct Node {
     pub(crate) name: String,
@@ -65,10 +68,17 @@ impl Node {
 
     /// Whether the kubelet says that it has a feature.
     pub(crate) async fn declares(&self, feature: &str) -> Result<bool> {
-        let nodes: Api<k8s_openapi::api::core::v1::Node> = Api::all(self.client.clone());
-        let status = nodes.get_status(&self.name).await?.status;
-        let declared = status.and_then(|status| status.declared_features);
+        let declared = self.status().await?.declared_features;
         Ok(declared.is_some_and(|declared| declared.iter().any(|it| it == feature)))
+    }
+
+    pub(crate) async fn status(&self) -> Result<NodeStatus> {
+        let nodes: Api<k8s_openapi::api::core::v1::Node> = Api::all(self.client.clone());
+        Ok(nodes
+            .get_status(&self.name)
+            .await?
+            .status
+            .unwrap_or_default())
     }
 
     pub(crate) fn events(&self) -> Api<Event> {

@@ -157,6 +157,13 @@ impl Plugin {
         Ok(())
     }
 
+    /// Of the running process.
+    #[allow(dead_code, reason = "for the benchmark, which measures it")]
+    pub(crate) async fn pid(&self) -> Result<u32> {
+        let process = self.process.lock().await;
+        Ok(process.as_ref().context("the plugin is not running")?.id())
+    }
+
     /// Fails if the plugin died by itself or panicked anywhere.
     pub(crate) async fn must_be_well(&self) -> Result<()> {
         if let Some(child) = self.process.lock().await.as_mut()

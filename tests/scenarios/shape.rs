@@ -22,7 +22,7 @@ exit "$code"
 "#;
 
 const PREAMBLE: &str = r#"
-say() { read -r up _ </proc/uptime; echo "$up $name $1" >>/ev/log; }
+say() { echo "$EPOCHREALTIME $name $1" >>/ev/log; }
 say begin
 echo "$name begins"
 "#;

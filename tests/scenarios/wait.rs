@@ -17,7 +17,21 @@ const POLL: Duration = Duration::from_millis(50);
 
 /// Asks until the answer is `Ok(Ok(value))`; `Ok(Err(seen))` says what was there instead and goes
 /// into the error when patience ends. An outer error ends it at once.
-pub(crate) async fn until<T, F, Fut>(what: &str, patience: Duration, mut look: F) -> Result<T>
+pub(crate) async fn until<T, F, Fut>(what: &str, patience: Duration, look: F) -> Result<T>
+where
+    F: FnMut() -> Fut,
+    Fut: Future<Output = Result<Result<T, String>>>,
+{
+    until_every(POLL, what, patience, look).await
+}
+
+/// The same with another pause between two looks.
+pub(crate) async fn until_every<T, F, Fut>(
+    poll: Duration,
+    what: &str,
+    patience: Duration,
+    mut look: F,
+) -> Result<T>
 where
     F: FnMut() -> Fut,
     Fut: Future<Output = Result<Result<T, String>>>,
@@ -32,7 +46,7 @@ where
                     patience.as_secs()
                 )
             }
-            Err(_) => sleep(POLL).await,
+            Err(_) => sleep(poll).await,
         }
     }
 }

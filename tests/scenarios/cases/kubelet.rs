@@ -3,13 +3,11 @@
 
 use anyhow::{Result, bail, ensure};
 
+use crate::node::NATIVE;
 use crate::restarted::Before;
 use crate::scenario::{Scenario, Skipped, scenarios};
 use crate::shape::Shape;
 use crate::stage::Stage;
-
-/// What `node.status.declaredFeatures` calls it.
-const NATIVE: &str = "RestartAllContainersOnContainerExits";
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
     scenarios![Shared:

@@ -1,0 +1,292 @@
+//! What the plugin costs a node when nothing restarts.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::future::ready;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+use futures::future::try_join_all;
+use serde::Serialize;
+use tokio::net::UnixListener;
+use tokio::time::timeout;
+
+use crate::machine::value_of;
+use crate::node::Node;
+use crate::nri::{Answer, Container, CreateContainerRequest, Mount, PodSandbox, Runtime};
+use crate::options::Options;
+use crate::plugin::Plugin;
+use crate::pod::LivePod;
+use crate::say;
+use crate::shape::Shape;
+use crate::stage::Stage;
+use crate::wait::{self, PATIENCE};
+
+/// A kubelet that is given more at once starts each of them later than anyone waits for.
+const AT_ONCE: usize = 10;
+
+const CONTAINER: &str = "trainer";
+
+#[derive(Serialize)]
+pub(crate) struct Costs {
+    /// Just started, no pod on the node.
+    pub(crate) resident_kib_idle: u64,
+    pub(crate) resident_kib_with_pods: u64,
+    /// The most that it ever was.
+    pub(crate) resident_kib_peak: u64,
+    pub(crate) binary_bytes: u64,
+    pub(crate) create_container_request_bytes: usize,
+    pub(crate) create_container_us: Vec<f64>,
+    pub(crate) hook_ms: Vec<f64>,
+}
+
+pub(crate) async fn measure(
+    node: &Arc<Node>,
+    plugin: &Arc<Plugin>,
+    options: &Options,
+    resident_kib_idle: u64,
+) -> Result<Costs> {
+    say(&format!("{} starts of the hook", options.hooks));
+    let hook_ms = hook(&plugin.binary, options.hooks)?;
+    let stage = Stage::new(Arc::clone(node), Arc::clone(plugin), "bench");
+    let measured = with_pods(&stage, options).await;
+    let (resident, peak, (request_bytes, calls)) = match measured {
+        Ok(measured) => measured,
+        Err(error) => {
+            // Half of them may be there; the first failure is the one to hear of.
+            let _ = stage.delete_pods().await;
+            return Err(error);
+        }
+    };
+    say("deleting the pods");
+    stage.delete_pods().await?;
+    Ok(Costs {
+        resident_kib_idle,
+        resident_kib_with_pods: resident,
+        resident_kib_peak: peak,
+        binary_bytes: std::fs::metadata(&plugin.binary)?.len(),
+        create_container_request_bytes: request_bytes,
+        create_container_us: calls,
+        hook_ms,
+    })
+}
+
+/// Memory, and then, for the same pods, the handler.
+async fn with_pods(stage: &Stage, options: &Options) -> Result<(u64, u64, (usize, Vec<f64>))> {
+    let mut pods = Vec::new();
+    while pods.len() < options.pods {
+        let missing = AT_ONCE.min(options.pods - pods.len());
+        let shape = || {
+            Shape::never()
+                .regular(CONTAINER)
+                .restarts_all(CONTAINER, 42)
+        };
+        pods.extend(try_join_all((0..missing).map(|_| stage.running(shape()))).await?);
+        say(&format!("{} of {} pods run", pods.len(), options.pods));
+    }
+    let pid = stage.plugin.pid().await?;
+    let resident = resident_kib(pid)?;
+    let peak = kib(pid, "VmHWM")?;
+    stage.plugin.must_be_well().await?;
+    stage.plugin.stop().await?;
+    let handler = handler(stage, &pods, options.calls).await?;
+    Ok((resident, peak, handler))
+}
+
+/// Resident memory of a process.
+pub(crate) fn resident_kib(pid: u32) -> Result<u64> {
+    kib(pid, "VmRSS")
+}
+
+fn kib(pid: u32, key: &str) -> Result<u64> {
+    let value = value_of(&format!("/proc/{pid}/status"), key)?;
+    Ok(value.trim_end_matches(" kB").parse()?)
+}
+
+/// Milliseconds from the start of each process to its end, with no plugin to talk to.
+fn hook(binary: &Path, runs: u32) -> Result<Vec<f64>> {
+    let dir = tempfile::tempdir()?;
+    let state = dir.path().join("state");
+    let text = serde_json::json!({
+        "ociVersion": "1.2.0",
+        "id": "0".repeat(64),
+        "status": "stopped",
+        "bundle": "/run/containerd/io.containerd.runtime.v2.task/k8s.io/c",
+    });
+    std::fs::write(&state, text.to_string())?;
+    let mut took = Vec::new();
+    for _ in 0..runs {
+        let mut command = Command::new(binary);
+        command
+            .arg("hook")
+            .arg(dir.path().join("hook.sock"))
+            .arg(dir.path().join("held"))
+            .stdin(File::open(&state)?)
+            .stdout(Stdio::null());
+        let began = Instant::now();
+        let status = command.status()?;
+        took.push(began.elapsed().as_secs_f64() * 1e3);
+        ensure!(status.success(), "the hook ended with {status}");
+    }
+    Ok(took)
+}
+
+/// Microseconds from asking the plugin about a container of a pod without rules to its answer, while
+/// it knows `pods`, and how large a question is. Another process of the same plugin, because the first
+/// one's runtime does not let anybody else ask.
+async fn handler(stage: &Stage, pods: &[Arc<LivePod>], calls: u32) -> Result<(usize, Vec<f64>)> {
+    let dir = tempfile::tempdir()?;
+    let socket = dir.path().join("nri.sock");
+    let listener = UnixListener::bind(&socket)?;
+    let log = File::create(dir.path().join("plugin.log"))?;
+    let _plugin = Ended(
+        stage
+            .plugin
+            .command(dir.path(), &socket)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()?,
+    );
+    let (trunk, _) = timeout(PATIENCE, listener.accept())
+        .await
+        .context("the plugin does not connect")??;
+    let mut runtime = Runtime::welcome(into_blocking(trunk)?)?;
+    for pod in pods {
+        until_known(&mut runtime, pod).await?;
+    }
+    say(&format!(
+        "{calls} containers of pods without rules, while {} pods with rules are known",
+        pods.len()
+    ));
+    let mut took = Vec::new();
+    let mut size = 0;
+    for call in 0..calls {
+        let request = without_rules(call);
+        size = prost::Message::encoded_len(&request);
+        let (answer, time) = runtime.create_container(&request)?;
+        if answer != Answer::Unchanged {
+            bail!("a container of a pod without rules: {answer:?}");
+        }
+        took.push(time.as_secs_f64() * 1e6);
+    }
+    Ok((size, took))
+}
+
+fn into_blocking(stream: tokio::net::UnixStream) -> Result<UnixStream> {
+    let stream = stream.into_std()?;
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+/// Waits until the plugin knows that the pod's container runs, which it has from the runtime: then it
+/// refuses another of that name.
+async fn until_known(runtime: &mut Runtime, pod: &LivePod) -> Result<()> {
+    let sandbox = pod.sandbox().await?;
+    let manifest = pod.shape.manifest(&pod.name, "", "")?;
+    let request = CreateContainerRequest {
+        pod: Some(PodSandbox {
+            id: sandbox.clone(),
+            name: pod.name.clone(),
+            uid: pod.uid.clone(),
+            namespace: "default".to_owned(),
+            annotations: manifest
+                .metadata
+                .annotations
+                .into_iter()
+                .flatten()
+                .collect(),
+            ..PodSandbox::default()
+        }),
+        container: Some(Container {
+            id: "another".to_owned(),
+            pod_sandbox_id: sandbox,
+            name: CONTAINER.to_owned(),
+            ..Container::default()
+        }),
+    };
+    wait::until("the plugin knows a pod with rules", PATIENCE, || {
+        let asked = runtime.create_container(&request);
+        ready(asked.map(|(answer, _)| match answer {
+            Answer::Refused(_) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }))
+    })
+    .await
+}
+
+/// About what a runtime sends of a web server with a service account and its service's neighbours.
+fn without_rules(number: u32) -> CreateContainerRequest {
+    let sandbox = format!("{number:064x}");
+    let labels = |more: &[(&str, &str)]| -> HashMap<String, String> {
+        [
+            ("io.kubernetes.pod.name", "web-6d4b75cb6d-hk2xq"),
+            ("io.kubernetes.pod.namespace", "default"),
+            (
+                "io.kubernetes.pod.uid",
+                "8f4b3b0e-6c43-4f0c-9f5e-0d4a35b0f6a1",
+            ),
+        ]
+        .iter()
+        .chain(more)
+        .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+        .collect()
+    };
+    let annotations = [
+        (
+            "kubernetes.io/config.seen",
+            "2025-01-01T00:00:00.000000000Z",
+        ),
+        ("kubernetes.io/config.source", "api"),
+        ("prometheus.io/scrape", "true"),
+    ];
+    CreateContainerRequest {
+        pod: Some(PodSandbox {
+            id: sandbox.clone(),
+            name: "web-6d4b75cb6d-hk2xq".to_owned(),
+            uid: "8f4b3b0e-6c43-4f0c-9f5e-0d4a35b0f6a1".to_owned(),
+            namespace: "default".to_owned(),
+            labels: labels(&[("app", "web"), ("pod-template-hash", "6d4b75cb6d")]),
+            annotations: annotations
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                .into(),
+        }),
+        container: Some(Container {
+            id: format!("{:064x}", u64::from(number) << 32),
+            pod_sandbox_id: sandbox,
+            name: "web".to_owned(),
+            labels: labels(&[("io.kubernetes.container.name", "web")]),
+            annotations: HashMap::from([(
+                "io.kubernetes.container.restartCount".to_owned(),
+                "0".to_owned(),
+            )]),
+            args: vec!["/usr/bin/web".to_owned(), "--port=8080".to_owned()],
+            env: (0..40)
+                .map(|number| format!("BACKEND_{number}_SERVICE_HOST=10.96.0.{number}"))
+                .collect(),
+            mounts: (0..16)
+                .map(|number| Mount {
+                    destination: format!("/var/run/volume-{number}"),
+                    kind: "bind".to_owned(),
+                    source: format!("/var/lib/kubelet/pods/web/volumes/{number}"),
+                    options: ["rbind", "rprivate", "ro"].map(str::to_owned).into(),
+                })
+                .collect(),
+        }),
+    }
+}
+
+/// A process that does not outlive its measurement.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        // It may have ended by itself, and nobody is left to hear of anything else.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

@@ -1,0 +1,191 @@
+//! The tables, for people.
+
+use std::fmt::Write;
+
+use crate::Results;
+use crate::restarts::{PodKind, Way};
+use crate::stats::Sample;
+
+const KIB_PER_MIB: f64 = 1024.0;
+const BYTES_PER_MIB: f64 = 1024.0 * 1024.0;
+
+/// What the project set out to reach.
+mod target {
+    /// The kubelet's own time for three containers, divided.
+    pub(super) const THREE: f64 = 3.0;
+    /// The same for five that ignore SIGTERM.
+    pub(super) const FIVE: f64 = 5.0;
+    pub(super) const HANDLER_MS: f64 = 1.0;
+    pub(super) const HOOK_MS: f64 = 5.0;
+    pub(super) const RESIDENT_MIB: f64 = 15.0;
+}
+
+pub(crate) fn markdown(results: &Results) -> String {
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let _ = restarts(&mut text, results);
+    let _ = costs(&mut text, results);
+    let _ = targets(&mut text, results);
+    text
+}
+
+fn restarts(text: &mut String, results: &Results) -> std::fmt::Result {
+    let options = &results.options;
+    writeln!(text, "{}.\n", results.machine)?;
+    writeln!(
+        text,
+        "From the exit of one container to all containers running, as the containers themselves \
+         wrote it down: median (worst) of {} rounds in seconds, `restartPolicy: Never`, the three \
+         ways in turns, each round a fresh pod. Containers end at SIGTERM unless the row says \
+         otherwise. Deleting and creating begins with the exit too, with nobody who has to notice \
+         it first; the pods have `terminationGracePeriodSeconds: {}`.\n",
+        options.rounds, options.grace
+    )?;
+    writeln!(
+        text,
+        "| pod | Reprise | kubelet's own | delete and create | times as fast as the kubelet |\n\
+         |---|--:|--:|--:|--:|"
+    )?;
+    for pod in PodKind::ALL {
+        write!(text, "| {pod} ")?;
+        for way in [Way::Plugin, Way::Native, Way::Recreate] {
+            write!(text, "| {} ", cell(results, pod, way))?;
+        }
+        let factor = factor(results, pod).map_or("-".to_owned(), |it| format!("{it:.1}"));
+        writeln!(text, "| {factor} |")?;
+    }
+    writeln!(text)
+}
+
+fn sample(results: &Results, pod: PodKind, way: Way) -> Option<Sample> {
+    let rounds = results.restarts.iter();
+    let rounds = rounds.filter(|it| it.pod == pod && it.way == way);
+    Sample::of(rounds.filter_map(crate::restarts::Round::seconds))
+}
+
+fn cell(results: &Results, pod: PodKind, way: Way) -> String {
+    let wanted = results.options.rounds as usize;
+    let Some(sample) = sample(results, pod, way) else {
+        return "failed".to_owned();
+    };
+    let missing = match wanted - sample.count() {
+        0 => String::new(),
+        missing => format!(", {missing} failed"),
+    };
+    format!("{:.2} ({:.2}{missing})", sample.median(), sample.worst())
+}
+
+/// How many times as long the kubelet takes.
+fn factor(results: &Results, pod: PodKind) -> Option<f64> {
+    let native = sample(results, pod, Way::Native)?.median();
+    Some(native / sample(results, pod, Way::Plugin)?.median())
+}
+
+fn costs(text: &mut String, results: &Results) -> std::fmt::Result {
+    let (costs, options) = (&results.costs, &results.options);
+    writeln!(text, "| cost | median | p99 | worst |\n|---|--:|--:|--:|")?;
+    if let Some(calls) = Sample::of(costs.create_container_us.iter().map(|us| us / 1e3)) {
+        writeln!(
+            text,
+            "| creating a container of a pod without rules, {} calls, {} pods with rules known: the \
+             runtime's question ({:.1} KiB) to the answer over a unix socket, the handler in it, ms \
+             | {:.3} | {:.3} | {:.3} |",
+            calls.count(),
+            options.pods,
+            // Lossless: far below 2^52.
+            f64::from(u32::try_from(costs.create_container_request_bytes).unwrap_or(u32::MAX))
+                / 1024.0,
+            calls.median(),
+            calls.p99(),
+            calls.worst()
+        )?;
+    }
+    if let Some(hook) = Sample::of(costs.hook_ms.iter().copied()) {
+        writeln!(
+            text,
+            "| the hook with no plugin there, the whole process, {} runs, ms | {:.1} | {:.1} | {:.1} |",
+            hook.count(),
+            hook.median(),
+            hook.p99(),
+            hook.worst()
+        )?;
+    }
+    writeln!(
+        text,
+        "\n| size | MiB |\n|---|--:|\n\
+         | resident memory, just started | {:.1} |\n\
+         | resident memory with {} pods with rules (at most, since the start) | {:.1} ({:.1}) |\n\
+         | release binary | {:.1} |\n",
+        mib(costs.resident_kib_idle),
+        options.pods,
+        mib(costs.resident_kib_with_pods),
+        mib(costs.resident_kib_peak),
+        float(costs.binary_bytes) / BYTES_PER_MIB,
+    )
+}
+
+fn targets(text: &mut String, results: &Results) -> std::fmt::Result {
+    let costs = &results.costs;
+    let p99 = |values: &[f64], per: f64| {
+        Sample::of(values.iter().map(|value| value / per)).map(|sample| sample.p99())
+    };
+    writeln!(text, "| target | measured | |\n|---|--:|---|")?;
+    let mut line =
+        |what: String, measured: Option<(f64, &str)>, met: fn(f64, f64) -> bool, than: f64| {
+            let (measured, verdict) = match measured {
+                Some((value, unit)) if met(value, than) => (format!("{value:.2}{unit}"), "met"),
+                Some((value, unit)) => (format!("{value:.2}{unit}"), "missed"),
+                None => ("-".to_owned(), "not measured"),
+            };
+            writeln!(text, "| {what} | {measured} | {verdict} |")
+        };
+    let at_least: fn(f64, f64) -> bool = |value, than| value >= than;
+    let below: fn(f64, f64) -> bool = |value, than| value < than;
+    for (pod, than) in [
+        (PodKind::Three, target::THREE),
+        (PodKind::ThreeIgnoringTerm, target::THREE),
+        (PodKind::FiveIgnoringTerm, target::FIVE),
+    ] {
+        line(
+            format!("{pod}: at least {than} times as fast as the kubelet's own"),
+            factor(results, pod).map(|factor| (factor, " times")),
+            at_least,
+            than,
+        )?;
+    }
+    line(
+        format!(
+            "creating a container of a pod without rules: p99 below {} ms",
+            target::HANDLER_MS
+        ),
+        p99(&costs.create_container_us, 1e3).map(|it| (it, " ms")),
+        below,
+        target::HANDLER_MS,
+    )?;
+    line(
+        format!("the hook: p99 below {} ms", target::HOOK_MS),
+        p99(&costs.hook_ms, 1.0).map(|it| (it, " ms")),
+        below,
+        target::HOOK_MS,
+    )?;
+    line(
+        format!(
+            "resident memory with {} pods: below {} MiB",
+            results.options.pods,
+            target::RESIDENT_MIB
+        ),
+        Some((mib(costs.resident_kib_with_pods), " MiB")),
+        below,
+        target::RESIDENT_MIB,
+    )
+}
+
+fn mib(kib: u64) -> f64 {
+    float(kib) / KIB_PER_MIB
+}
+
+/// Exact for everything that a process or a file comes to.
+#[allow(clippy::cast_precision_loss)]
+fn float(value: u64) -> f64 {
+    value as f64
+}

@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# Measures the plugin on a real node beside the kubelet's own restart of all containers, and takes the
+# node down whatever happens. Tables on standard output, progress on standard error.
+set -euo pipefail
+
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+readonly HERE
+# shellcheck source=/dev/null
+source "$HERE/lib.sh"
+readonly NODE=bench$$
+
+usage() {
+    cat <<END
+usage: hack/bench.sh [ARG]...
+ROUNDS=5                      of each pod, in each way
+K8S=$DEFAULT_K8S CONTAINERD=$DEFAULT_CONTAINERD
+ARG...                        for the runner, see cargo bench --bench speed -- --help
+END
+}
+
+# The executable of one target, as cargo names it.
+built() { # TARGET KIND CARGO_ARGS...
+    local target=$1 kind=$2
+    shift 2
+    cargo "$@" --message-format=json-render-diagnostics |
+        jq -r --arg target "$target" --arg kind "$kind" 'select(.executable != null
+            and .target.name == $target and (.target.kind | index($kind))) | .executable'
+}
+
+# shellcheck disable=SC2317 # called by a trap
+take_down() {
+    [[ ! -d ${REPRISE_NODES:-/tmp/reprise-nodes}/$NODE ]] || "$HERE/node.sh" down "$NODE" >&2
+    rm -rf "$WORK"
+}
+
+# The runner is a process group of its own, to be ended with the plugin that it runs.
+# shellcheck disable=SC2317 # called by a trap
+interrupted() {
+    trap - INT TERM
+    local job
+    for job in $(jobs -p); do
+        kill -- "-$job" 2>/dev/null || true
+    done
+    wait || true
+    exit 130
+}
+
+main() {
+    cd "$HERE/.."
+    # The runner is built for tests: cargo would give it a plugin with the tests' features otherwise.
+    local runner
+    say "building the plugin as it is shipped, and the runner" >&2
+    REPRISE_BIN=$(built reprise bin build --release --bin reprise)
+    runner=$(built speed bench test --bench speed --no-run)
+    export REPRISE_BIN
+
+    local versions=(--k8s "${K8S:-$DEFAULT_K8S}" --containerd "${CONTAINERD:-$DEFAULT_CONTAINERD}")
+    "$HERE/node.sh" build "${versions[@]}" >&2
+    WORK=$(mktemp -d)
+    trap take_down EXIT
+    trap interrupted INT TERM
+    "$HERE/node.sh" up "$NODE" "${versions[@]}" >&2
+    REPRISE_NODE_ENV=$("$HERE/node.sh" env "$NODE" | sed -n 's/^NODE_DIR=//p')/env
+    export REPRISE_NODE_ENV
+
+    set -m
+    TMPDIR=$WORK "$runner" "$@" &
+    wait $!
+}
+
+case ${1-} in
+-h | --help) usage ;;
+*) main "$@" ;;
+esac
