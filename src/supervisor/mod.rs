@@ -3,7 +3,6 @@
 mod plugin;
 mod roster;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::sleep;
 use tokio_stream::StreamExt;
 
-use crate::config::{Config, CriEndpoint};
+use crate::config::{Config, ConfigError, CriEndpoint};
 use crate::cri::{self, Containerd, CriError, ExitFeed};
 use crate::exit_hold::{Server, ServerError};
 use crate::kube::{self, Events, KubeError, PodChange, Pods};
@@ -19,7 +18,7 @@ use crate::nri::{Launched, NriError, Stub};
 use crate::report::Reporter;
 use crate::restart::driver::Tools;
 use crate::restart::record::{Record, Records, RecordsError};
-use plugin::Reprise;
+use plugin::{Parts, Reprise};
 use roster::Roster;
 
 /// Between two tries of a runtime that is away.
@@ -32,6 +31,9 @@ const LAUNCH_INTERVAL: Duration = Duration::from_millis(100);
 /// Why the plugin could not run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
+    /// The runtime handed over a configuration that cannot be used.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// There is no runtime's socket.
     #[error("no container runtime at {0}: start it, or say where it listens with --cri-endpoint")]
     NoRuntime(String),
@@ -64,7 +66,46 @@ pub async fn run(
     launched: Option<Launched>,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), RunError> {
-    let endpoint = cri_endpoint(&config.cri_endpoints, launched.is_some()).await?;
+    let was_launched = launched.is_some();
+    let (plugin, configuration) = Reprise::new();
+    let plugin = Arc::new(plugin);
+    let stub = stub(Arc::clone(&plugin), &config, launched)?;
+    let (taken_over, roster) = oneshot::channel();
+    let work = async {
+        let config = if was_launched {
+            // Never given only if the connection ends first, and with it this process.
+            let text = configuration.await.unwrap_or_default();
+            config.merge_nri_config(&text)?
+        } else {
+            config
+        };
+        work(&config, was_launched, &plugin, taken_over).await
+    };
+    let serve = async {
+        let mut shutdown = std::pin::pin!(shutdown);
+        if !was_launched {
+            tokio::select! {
+                () = shutdown.as_mut() => return Ok(()),
+                () = until_released(roster) => {}
+            }
+        }
+        stub.run(shutdown).await
+    };
+    tokio::select! {
+        result = work => result,
+        result = serve => Ok(result?),
+    }
+}
+
+/// Sets everything up and runs it, beside the NRI connection. Ends only on an error. `taken_over` hears when
+/// what a predecessor left is in our hands.
+async fn work(
+    config: &Config,
+    was_launched: bool,
+    plugin: &Reprise,
+    taken_over: oneshot::Sender<Arc<Roster>>,
+) -> Result<(), RunError> {
+    let endpoint = cri_endpoint(&config.cri_endpoints, was_launched).await?;
     let cri = cri::Client::connect(&endpoint.to_string())?;
     let client = kube::connect(config.kubeconfig.as_deref()).await?;
     let records = Records::open(&config.state_dir, &config.run_dir)?;
@@ -90,44 +131,39 @@ pub async fn run(
     }
     let missed = Arc::new(Notify::new());
     if let Some(containerd) = containerd {
-        tokio::spawn(follow_exits(
-            Arc::clone(&roster),
-            containerd,
-            Arc::clone(&missed),
-        ));
+        let (roster, missed) = (Arc::clone(&roster), Arc::clone(&missed));
+        tokio::spawn(follow_exits(roster, containerd, missed));
     }
     let hook_socket = config.run_dir.join("hook.sock");
-    let plugin = Reprise::new(
-        Arc::clone(&roster),
+    plugin.begin(Parts {
+        roster: Arc::clone(&roster),
         records,
-        config.hook_path.clone(),
-        hook_socket.clone(),
-        Arc::clone(&missed),
-    );
-    let can_wait = launched.is_none();
-    let stub = stub(plugin, &config, launched)?;
-    let mut shutdown = std::pin::pin!(shutdown);
-    let (taken_over, ready) = oneshot::channel();
-    let serve = async {
-        if can_wait {
-            // Never sent only if the keeper failed, which ends everything.
-            let _ = ready.await;
-            until_released(&roster).await;
-        }
-        stub.run(shutdown.as_mut()).await
-    };
-    tokio::select! {
-        result = keep(Arc::clone(&roster), hook_socket, left, missed, taken_over) => result,
-        result = serve => Ok(result?),
+        hook: config.hook_path.clone(),
+        hook_socket: hook_socket.clone(),
+        missed: Arc::clone(&missed),
+    });
+    // Whoever holds must know what it holds: until then a predecessor's hooks find no socket and try again.
+    relist(&roster, left).await;
+    let hooks = Server::bind(&hook_socket)?;
+    let knocked = Arc::clone(&roster);
+    tokio::spawn(hooks.serve(move |knock| knocked.knock(&knock)));
+    // Nobody listens if the runtime launched this plugin: it could not wait.
+    let _ = taken_over.send(Arc::clone(&roster));
+    loop {
+        missed.notified().await;
+        relist(&roster, Vec::new()).await;
     }
 }
 
 /// While an exit is held, a runtime that takes in a plugin freezes: it asks the shim for the container's state,
 /// which waits for the hook, and keeps every other CRI call waiting meanwhile (containerd `syncPlugin`,
 /// `internal/nri/nri.go` 2.3). So what a predecessor held is released first.
-async fn until_released(roster: &Roster) {
-    while roster.holds() {
-        sleep(RELEASE_INTERVAL).await;
+async fn until_released(roster: oneshot::Receiver<Arc<Roster>>) {
+    // Not sent only if the work failed, which ends everything.
+    if let Ok(roster) = roster.await {
+        while roster.holds() {
+            sleep(RELEASE_INTERVAL).await;
+        }
     }
 }
 
@@ -165,7 +201,7 @@ async fn containerd(cri: &cri::Client) -> Option<Containerd> {
 }
 
 fn stub(
-    plugin: Reprise,
+    plugin: Arc<Reprise>,
     config: &Config,
     launched: Option<Launched>,
 ) -> Result<Stub<Reprise>, NriError> {
@@ -177,28 +213,6 @@ fn stub(
             .index(config.nri_index.as_str())
             .socket(config.nri_socket.clone())
             .build(),
-    }
-}
-
-/// Takes over from a predecessor, answers the hooks, and compares with the runtime whenever news may have been
-/// missed. Ends only on an error.
-async fn keep(
-    roster: Arc<Roster>,
-    hook_socket: PathBuf,
-    left: Vec<Record>,
-    missed: Arc<Notify>,
-    taken_over: oneshot::Sender<()>,
-) -> Result<(), RunError> {
-    // Whoever holds must know what it holds: until then a predecessor's hooks find no socket and try again.
-    relist(&roster, left).await;
-    let hooks = Server::bind(&hook_socket)?;
-    let knocked = Arc::clone(&roster);
-    tokio::spawn(hooks.serve(move |knock| knocked.knock(&knock)));
-    // Nobody listens if the runtime launched this plugin: it cannot wait.
-    let _ = taken_over.send(());
-    loop {
-        missed.notified().await;
-        relist(&roster, Vec::new()).await;
     }
 }
 

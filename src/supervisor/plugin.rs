@@ -1,10 +1,10 @@
 //! What the plugin does at each NRI event: note it, and for a container about to be created, decide.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
 use super::roster::Roster;
 use crate::exit_hold::hook::HookArgs;
@@ -20,34 +20,50 @@ use crate::restart::record::Records;
 /// The runtime ends a hook that takes longer (OCI runtime-spec, "POSIX-platform Hooks", `timeout`, seconds).
 const HOOK_TIMEOUT_SECONDS: i64 = 10;
 
-/// Reprise as an NRI plugin.
+/// Reprise as an NRI plugin. Until [`Self::begin`] it objects to nothing: a plugin that the runtime launches must
+/// register before it knows its configuration, and before the runtime answers anybody.
 #[derive(Debug)]
 pub struct Reprise {
-    roster: Arc<Roster>,
-    records: Records,
-    hook: PathBuf,
-    hook_socket: PathBuf,
+    parts: OnceLock<Parts>,
+    /// Hears the configuration text that the runtime hands over, once.
+    configured: Mutex<Option<oneshot::Sender<String>>>,
+}
+
+/// What the plugin works with.
+#[derive(Debug)]
+pub struct Parts {
+    /// The pods with rules.
+    pub roster: Arc<Roster>,
+    /// Where the hooks' markers are.
+    pub records: Records,
+    /// Our executable, where the runtime finds it.
+    pub hook: PathBuf,
+    /// Where the hooks knock.
+    pub hook_socket: PathBuf,
     /// Wakes whoever compares with the runtime's lists: not from inside a handler, which would deadlock.
-    synchronized: Arc<Notify>,
+    pub missed: Arc<Notify>,
 }
 
 impl Reprise {
-    /// `hook`: our executable, where the runtime finds it.
+    /// The plugin, and the configuration text that it will be given.
     #[must_use]
-    pub fn new(
-        roster: Arc<Roster>,
-        records: Records,
-        hook: PathBuf,
-        hook_socket: PathBuf,
-        synchronized: Arc<Notify>,
-    ) -> Self {
-        Self {
-            roster,
-            records,
-            hook,
-            hook_socket,
-            synchronized,
-        }
+    pub fn new() -> (Self, oneshot::Receiver<String>) {
+        let (configured, configuration) = oneshot::channel();
+        let plugin = Self {
+            parts: OnceLock::new(),
+            configured: Mutex::new(Some(configured)),
+        };
+        (plugin, configuration)
+    }
+
+    /// From now on pods with rules are looked after.
+    pub fn begin(&self, parts: Parts) {
+        // Called once; parts that are there already are the ones in use.
+        let _ = self.parts.set(parts);
+    }
+
+    fn roster(&self) -> Option<&Roster> {
+        self.parts.get().map(|parts| &*parts.roster)
     }
 
     fn driver(&self, pod: &PodSandbox) -> Option<Arc<Driver>> {
@@ -64,9 +80,11 @@ impl Reprise {
                 name: pod.name.clone(),
             },
         };
-        self.roster.adopt(identity, &sandbox, annotations)
+        self.roster()?.adopt(identity, &sandbox, annotations)
     }
+}
 
+impl Parts {
     /// The exit hold: a `poststop` hook.
     fn hold(&self, sandbox: &SandboxId) -> ContainerAdjustment {
         let args = HookArgs {
@@ -106,7 +124,15 @@ impl Plugin for Reprise {
             | EventMask::REMOVE_POD_SANDBOX
     }
 
-    async fn configure(&self, runtime: RuntimeInfo, _config: String) -> Result<(), Refusal> {
+    async fn configure(&self, runtime: RuntimeInfo, config: String) -> Result<(), Refusal> {
+        let mut configured = self
+            .configured
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(configured) = configured.take() {
+            // Only a plugin that was launched waits for it.
+            let _ = configured.send(config);
+        }
         tracing::info!(
             runtime = runtime.name,
             version = runtime.version,
@@ -117,7 +143,9 @@ impl Plugin for Reprise {
 
     async fn synchronize(&self, _pods: Vec<PodSandbox>, _containers: Vec<Container>) {
         // Exited containers are not in it: the CRI's lists are.
-        self.synchronized.notify_one();
+        if let Some(parts) = self.parts.get() {
+            parts.missed.notify_one();
+        }
     }
 
     async fn create_container(
@@ -125,7 +153,7 @@ impl Plugin for Reprise {
         pod: PodSandbox,
         container: Container,
     ) -> Result<ContainerAdjustment, Refusal> {
-        let Some(driver) = self.driver(&pod) else {
+        let Some((parts, driver)) = self.parts.get().zip(self.driver(&pod)) else {
             return Ok(ContainerAdjustment::new());
         };
         if is_placeholder(&container) {
@@ -134,43 +162,49 @@ impl Plugin for Reprise {
         driver
             .attempt(&ContainerName::from(container.name.as_str()))
             .map_err(|reason| Refusal::new(format!("reprise: {reason}")))?;
-        Ok(self.hold(&driver.pod().sandbox))
+        Ok(parts.hold(&driver.pod().sandbox))
     }
 
     async fn post_create_container(&self, pod: PodSandbox, container: Container) {
-        if let Some(driver) = self.driver(&pod) {
+        if let Some((roster, driver)) = self.roster().zip(self.driver(&pod)) {
             let instance = Instance {
                 name: container.name.as_str().into(),
                 state: InstanceState::Created,
                 placeholder: is_placeholder(&container),
                 created_at: now_ns(),
             };
-            self.roster.created(&driver, id(&container), instance);
+            roster.created(&driver, id(&container), instance);
         }
     }
 
     async fn post_start_container(&self, _pod: PodSandbox, container: Container) {
-        self.roster.started(&id(&container));
+        if let Some(roster) = self.roster() {
+            roster.started(&id(&container));
+        }
     }
 
     async fn stop_container(&self, _pod: PodSandbox, container: Container) {
         // Also sent when a stop begins, and before containerd 2.3 without saying so.
-        if container.state.enum_value() == Ok(ContainerState::CONTAINER_STOPPED) {
-            self.roster
-                .ended(&id(&container), Some(ExitCode(container.exit_code)));
+        let stopped = container.state.enum_value() == Ok(ContainerState::CONTAINER_STOPPED);
+        if let Some(roster) = self.roster().filter(|_| stopped) {
+            roster.ended(&id(&container), Some(ExitCode(container.exit_code)));
         }
     }
 
     async fn remove_container(&self, _pod: PodSandbox, container: Container) {
-        self.roster.removed(&id(&container));
+        if let Some(roster) = self.roster() {
+            roster.removed(&id(&container));
+        }
     }
 
     async fn stop_pod_sandbox(&self, pod: PodSandbox) {
-        self.roster.sandbox_stopped(&pod.id.as_str().into());
+        if let Some(roster) = self.roster() {
+            roster.sandbox_stopped(&pod.id.as_str().into());
+        }
     }
 
     async fn remove_pod_sandbox(&self, pod: PodSandbox) {
-        self.roster.sandbox_stopped(&pod.id.as_str().into());
+        self.stop_pod_sandbox(pod).await;
     }
 }
 
