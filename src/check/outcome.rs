@@ -97,7 +97,7 @@ fn words(outcome: Outcome, container: &Container, policy: &Policy) -> String {
         }
         (Outcome::Rule(Action::RestartPod), _) => format!(
             "restart all containers in place, with {} s to stop",
-            policy.options().grace_period.as_secs()
+            policy.options().grace().as_secs()
         ),
         (Outcome::Next, _) => "the next container starts".to_owned(),
         (Outcome::Again, _) => by_policy("the kubelet restarts it"),

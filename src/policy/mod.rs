@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 pub use error::{Fault, Place, PolicyError, Problem};
-pub use options::{CompletedContainers, Options, Start};
+pub use options::{CompletedContainers, LONGEST_GRACE, Options, Start};
 use read::PodRules;
 pub use rules::{Action, MAX_RULES, MAX_VALUES, Operator, Rule, Rules};
 

@@ -29,6 +29,17 @@ impl Default for Options {
     }
 }
 
+/// The exit that asks for a restart is held while the other containers stop, and cannot be held for longer.
+pub const LONGEST_GRACE: Duration = Duration::from_secs(4);
+
+impl Options {
+    /// How long containers are really given to stop: [`Self::grace_period`], at most [`LONGEST_GRACE`].
+    #[must_use]
+    pub fn grace(&self) -> Duration {
+        self.grace_period.min(LONGEST_GRACE)
+    }
+}
+
 /// Who starts the containers again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {

@@ -69,6 +69,10 @@ pub struct Member {
 }
 
 impl Member {
+    fn had_ended(&self) -> bool {
+        self.old.as_ref().is_some_and(|old| old.exit.is_some())
+    }
+
     fn was_running(&self) -> bool {
         self.old.as_ref().is_some_and(|old| old.exit.is_none())
     }
@@ -116,6 +120,8 @@ pub struct Circumstances {
     pub restart_policy: Option<RestartPolicy>,
     /// The pod's containers in start order, or in the order they were first created where the spec is not known.
     pub containers: Vec<Member>,
+    /// Whether regular containers that had ended before stay as they are.
+    pub keep_completed: bool,
     /// How long a container may take to stop, in milliseconds.
     pub grace_ms: u64,
     /// Milliseconds since the Unix epoch.
@@ -142,7 +148,15 @@ impl Circumstances {
 
     /// The plan for `RestartAllContainers` and `RestartPod` (KEP-5532, "Restart Phases").
     #[must_use]
-    pub fn restart_all(self) -> Plan {
+    pub fn restart_all(mut self) -> Plan {
+        if self.keep_completed {
+            let trigger = self.trigger.name.clone();
+            self.containers.retain(|member| {
+                member.name == trigger
+                    || member.kind != ContainerKind::Regular
+                    || !member.had_ended()
+            });
+        }
         let way = self.way();
         let mut plan = self.into_plan(way, true);
         plan.guard = plan.choose_guard();
@@ -240,7 +254,7 @@ impl Plan {
 
     fn place_shields(&mut self) {
         for member in &mut self.members {
-            let exited = member.old.as_ref().is_some_and(|old| old.exit.is_some());
+            let exited = member.had_ended();
             member.placeholders = match member.kind {
                 _ if member.name == self.guard => 2,
                 // A completed regular container is to run again too, and is removed or replaced like the others.
@@ -311,6 +325,7 @@ pub(crate) mod tests {
             },
             restart_policy: policy,
             containers,
+            keep_completed: false,
             grace_ms: 0,
             decided_at_ms: 1,
             again: 0,
@@ -380,6 +395,20 @@ pub(crate) mod tests {
         let plan = circumstances(Some(RestartPolicy::Never), with_init, "a", 42).restart_all();
         assert_eq!(plan.way, Way::Cleared);
         assert_eq!(shields(&plan), [("i", 0), ("a", 2)]);
+    }
+
+    #[test]
+    fn completed_containers_run_again_unless_they_are_to_be_kept() {
+        let shape: Shape<'_> = &[
+            ("i", Init, DONE),
+            ("a", Regular, RUNS),
+            ("b", Regular, DONE),
+        ];
+        let mut kept = circumstances(Some(RestartPolicy::Never), shape, "a", 42);
+        kept.keep_completed = true;
+        assert_eq!(shields(&kept.restart_all()), [("i", 0), ("a", 2)]);
+        let all = circumstances(Some(RestartPolicy::Never), shape, "a", 42).restart_all();
+        assert_eq!(shields(&all), [("i", 0), ("a", 2), ("b", 1)]);
     }
 
     #[test]

@@ -10,12 +10,9 @@ use crate::cri::{ContainerState, CriError};
 use crate::exit_hold::Answer;
 use crate::ids::{ContainerId, ExitCode};
 use crate::kube::ContainerKind;
-use crate::policy::Action;
+use crate::policy::{Action, CompletedContainers};
 use crate::restart::machine::{Effect, Event, Machine};
 use crate::restart::plan::{Circumstances, Plan, RestartId, Trigger};
-
-/// How long a container of `RestartPod` may take to stop, at most: the trigger's exit is held meanwhile.
-const GRACE_LIMIT: Duration = Duration::from_secs(4);
 
 impl Driver {
     /// Settles what the exit of this container means: it is part of a restart, begins one, or is let go.
@@ -58,7 +55,7 @@ impl Driver {
         state.restarts += 1;
         let options = state.policy.as_ref().map(|policy| policy.options().clone());
         let grace = match (action, options) {
-            (Action::RestartPod, Some(options)) => options.grace_period.min(GRACE_LIMIT),
+            (Action::RestartPod, Some(options)) => options.grace(),
             _ => Duration::ZERO,
         };
         let container = trigger.container.clone();
@@ -140,6 +137,9 @@ impl Driver {
             restart_policy,
             containers,
             grace_ms: u64::try_from(grace.as_millis()).unwrap_or(u64::MAX),
+            keep_completed: state.policy.as_ref().is_some_and(|policy| {
+                policy.options().completed_containers == CompletedContainers::Keep
+            }),
             decided_at_ms: unix_ms(),
             again,
         }

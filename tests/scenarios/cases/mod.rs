@@ -3,6 +3,7 @@
 mod always;
 mod bad_input;
 mod kubelet;
+mod launched;
 mod never;
 mod on_failure;
 mod plugin_death;
@@ -24,6 +25,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         untouched::scenarios(),
         bad_input::scenarios(),
         trouble::scenarios(),
+        launched::scenarios(),
         plugin_death::scenarios(),
     ]
     .concat()
