@@ -51,8 +51,22 @@ impl Roster {
         if let Some(known) = self.read(|entries| entries.by_sandbox.get(sandbox).cloned()) {
             return known;
         }
-        let pod = pod();
-        let driver = match Policy::from_annotations(annotations) {
+        self.write(|entries| {
+            // Somebody else may have been first.
+            let entry = entries.by_sandbox.entry(sandbox.clone());
+            entry
+                .or_insert_with(|| self.take_charge(pod(), annotations))
+                .clone()
+        })
+    }
+
+    /// `None`: the rules cannot be used, which is said here.
+    fn take_charge<'a>(
+        &self,
+        pod: PodIdentity,
+        annotations: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> Option<Arc<Driver>> {
+        match Policy::from_annotations(annotations) {
             Ok(policy) => policy.map(|policy| {
                 let spec = self.pods.get(&pod.uid);
                 Driver::spawn(Arc::clone(&self.tools), pod, policy, spec)
@@ -61,14 +75,7 @@ impl Roster {
                 self.tools.reporter.invalid_rules(&pod, &error);
                 None
             }
-        };
-        self.write(|entries| {
-            entries
-                .by_sandbox
-                .entry(sandbox.clone())
-                .or_insert(driver)
-                .clone()
-        })
+        }
     }
 
     /// A container of a pod with rules was made.
