@@ -114,7 +114,6 @@ async fn measure(
     plugin.until_ready(1).await?;
     let idle = costs::resident_kib(plugin.pid().await?)?;
     let restarts = restarts::measure(node, plugin, &options).await?;
-    plugin.must_be_well().await?;
     let costs = costs::measure(node, plugin, &options, idle).await?;
     let target = options.output.clone();
     let results = Results {

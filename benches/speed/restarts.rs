@@ -183,6 +183,8 @@ pub(crate) async fn measure(
                         Outcome::Failed(why) => format!("FAILED: {why}"),
                     }
                 ));
+                // Without it, what is left to measure would only fail as well.
+                plugin.must_be_well().await?;
                 rounds.push(Round {
                     pod,
                     way,
