@@ -9,8 +9,8 @@ use crate::ids::{ContainerId, ContainerName, ExitCode};
 /// The annotation by which a placeholder is known: its value is the restart that made it.
 pub const PLACEHOLDER_ANNOTATION: &str = "reprise.dev/placeholder";
 
-/// How far a container's process is, which is sooner than what the CRI shows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// How far a container's process is, which is sooner than what the CRI shows; in the order in which it happens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum InstanceState {
     /// Created, not started.
     Created,
@@ -40,21 +40,16 @@ pub struct Instances {
 }
 
 impl Instances {
-    /// Takes note of a container that is new, or known better than before: an end is never taken back.
+    /// Takes note of a container that is new, or known better than before. News may come out of order: what a
+    /// container has reached is never taken back.
     pub fn insert(&mut self, id: ContainerId, instance: Instance) {
-        let ended = self
-            .by_id
-            .get(&id)
-            .map(|known| known.state)
-            .filter(|state| matches!(state, InstanceState::Ended(_)));
-        let state = match (ended, instance.state) {
-            (Some(InstanceState::Ended(Some(code))), _) => InstanceState::Ended(Some(code)),
-            (Some(_), InstanceState::Created | InstanceState::Running) => {
-                InstanceState::Ended(None)
-            }
-            (_, state) => state,
-        };
-        self.by_id.insert(id, Instance { state, ..instance });
+        self.by_id
+            .entry(id)
+            .and_modify(|known| {
+                known.state = known.state.max(instance.state);
+                known.created_at = known.created_at.min(instance.created_at);
+            })
+            .or_insert(instance);
     }
 
     /// Its process runs. Returns its name unless it is unknown or has ended already.
@@ -150,11 +145,6 @@ impl Instances {
         let mut names: Vec<_> = first.into_iter().collect();
         names.sort_by_key(|&(_, at)| at);
         names.into_iter().map(|(name, _)| name.clone()).collect()
-    }
-
-    /// Keeps only the containers for which `keep` says so.
-    pub fn retain(&mut self, mut keep: impl FnMut(&ContainerId) -> bool) {
-        self.by_id.retain(|id, _| keep(id));
     }
 }
 

@@ -2,11 +2,10 @@
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use tokio::sync::{Notify, oneshot};
 
-use super::roster::Roster;
+use super::roster::{Roster, now_ns};
 use crate::exit_hold::hook::HookArgs;
 use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity, PodKey, SandboxId};
 use crate::node::{Instance, InstanceState, PLACEHOLDER_ANNOTATION};
@@ -81,6 +80,19 @@ impl Reprise {
             },
         };
         self.roster()?.adopt(identity, &sandbox, annotations)
+    }
+
+    /// Takes note of a container of a pod with rules.
+    fn note(&self, pod: &PodSandbox, container: &Container) -> Option<Arc<Driver>> {
+        let (roster, driver) = self.roster().zip(self.driver(pod))?;
+        let instance = Instance {
+            name: container.name.as_str().into(),
+            state: InstanceState::Created,
+            placeholder: is_placeholder(container),
+            created_at: now_ns(),
+        };
+        roster.created(&driver, id(container), instance);
+        Some(driver)
     }
 }
 
@@ -166,20 +178,13 @@ impl Plugin for Reprise {
     }
 
     async fn post_create_container(&self, pod: PodSandbox, container: Container) {
-        if let Some((roster, driver)) = self.roster().zip(self.driver(&pod)) {
-            let instance = Instance {
-                name: container.name.as_str().into(),
-                state: InstanceState::Created,
-                placeholder: is_placeholder(&container),
-                created_at: now_ns(),
-            };
-            roster.created(&driver, id(&container), instance);
-        }
+        self.note(&pod, &container);
     }
 
-    async fn post_start_container(&self, _pod: PodSandbox, container: Container) {
-        if let Some(roster) = self.roster() {
-            roster.started(&id(&container));
+    async fn post_start_container(&self, pod: PodSandbox, container: Container) {
+        // It may have been made before this plugin was there.
+        if let Some(driver) = self.note(&pod, &container) {
+            driver.started(&id(&container));
         }
     }
 
@@ -214,10 +219,4 @@ fn id(container: &Container) -> ContainerId {
 
 fn is_placeholder(container: &Container) -> bool {
     container.annotations.contains_key(PLACEHOLDER_ANNOTATION)
-}
-
-fn now_ns() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    // Fits until 2262.
-    i64::try_from(since.unwrap_or_default().as_nanos()).unwrap_or(i64::MAX)
 }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::cri::{self, ContainerSummary, SandboxSummary};
 use crate::exit_hold::{Answer, Knock};
@@ -100,13 +101,6 @@ impl Roster {
         }
     }
 
-    /// A container has started.
-    pub fn started(&self, id: &ContainerId) {
-        if let Some(driver) = self.driver_of(id) {
-            driver.started(id);
-        }
-    }
-
     /// A hook asks.
     pub fn knock(&self, knock: &Knock) -> Answer {
         match self.driver_of(&knock.container) {
@@ -152,6 +146,7 @@ impl Roster {
 
     /// Compares with what the runtime has. `records`: restarts that a predecessor left, at the first time.
     pub async fn relist(&self, mut records: Vec<Record>) -> Result<(), cri::CriError> {
+        let asked = now_ns();
         let sandboxes = self.tools.cri.list_sandboxes().await?;
         let containers = self.tools.cri.list_containers(None).await?;
         let ready: Vec<&SandboxSummary> = sandboxes
@@ -189,7 +184,7 @@ impl Roster {
                 .iter()
                 .position(|record| record.plan.pod.sandbox == sandbox.id)
                 .map(|index| records.swap_remove(index));
-            driver.relisted(found, begun);
+            driver.relisted(found, asked, begun);
         }
         for record in records {
             // Its sandbox is gone, and so is everything that the record was for.
@@ -244,6 +239,13 @@ impl Roster {
     fn write<T>(&self, with: impl FnOnce(&mut Entries) -> T) -> T {
         with(&mut self.entries.write().unwrap_or_else(PoisonError::into_inner))
     }
+}
+
+/// Nanoseconds since the Unix epoch, as in CRI and NRI.
+pub fn now_ns() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    // Fits until 2262.
+    i64::try_from(since.unwrap_or_default().as_nanos()).unwrap_or(i64::MAX)
 }
 
 fn identity(sandbox: &SandboxSummary) -> PodIdentity {

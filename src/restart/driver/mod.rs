@@ -30,6 +30,9 @@ use state::State;
 /// hook did not run. On a busy node the hook comes up to a second after the exit event.
 const HOOK_LIMIT: Duration = Duration::from_secs(1);
 
+/// NRI may tell of a container a little before the runtime lists it.
+const LIST_SLACK_NS: i64 = 2_000_000_000;
+
 /// What all drivers use.
 #[derive(Debug)]
 pub struct Tools {
@@ -241,10 +244,19 @@ impl Driver {
         }
     }
 
-    /// What is in the runtime now, whatever was heard before. `begun`: a restart that a predecessor left.
-    pub fn relisted(self: &Arc<Self>, found: Vec<(ContainerId, Instance)>, begun: Option<Record>) {
+    /// What was in the runtime at `asked` (nanoseconds since the Unix epoch), whatever was heard before.
+    /// `begun`: a restart that a predecessor left.
+    pub fn relisted(
+        self: &Arc<Self>,
+        found: Vec<(ContainerId, Instance)>,
+        asked: i64,
+        begun: Option<Record>,
+    ) {
         let mut state = self.lock();
-        let known: Vec<ContainerId> = state.instances.iter().map(|(id, _)| id.clone()).collect();
+        // What was made meanwhile cannot be in the list, and is not gone.
+        let known = state.instances.iter();
+        let known = known.filter(|(_, instance)| instance.created_at < asked - LIST_SLACK_NS);
+        let known: Vec<ContainerId> = known.map(|(id, _)| id.clone()).collect();
         for id in known {
             if !found.iter().any(|(seen, _)| *seen == id) {
                 state.instances.removed(&id);
@@ -294,6 +306,8 @@ impl Driver {
             .instances
             .ended(&trigger.container, Some(trigger.code));
         state.decided.insert(trigger.container.clone());
+        let olds = plan.members.iter().filter_map(|member| member.old.as_ref());
+        state.decided.extend(olds.map(|old| old.id.clone()));
         if matches!(phase, Phase::Shielded | Phase::Up) {
             // Their exits were released, whether or not the runtime shows it yet.
             for old in plan.members.iter().filter_map(|member| member.old.as_ref()) {
