@@ -105,7 +105,9 @@ impl Plugin {
             .arg("--state-dir")
             .arg(dir.join("state"))
             .arg("--hook-path")
-            .arg(&self.binary);
+            .arg(&self.binary)
+            // What it removes is told apart from what the kubelet does.
+            .args(["--log-level", "debug"]);
         command
     }
 

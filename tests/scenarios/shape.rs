@@ -221,6 +221,11 @@ impl Shape {
         })
     }
 
+    /// Whether exits may be behind placeholders, which the plugin makes where the pod's policy restarts nothing.
+    pub(crate) fn is_shielded(&self) -> bool {
+        self.policy != RestartPolicy::Always
+    }
+
     /// The manifest, bound to the node because there is no scheduler.
     pub(crate) fn manifest(&self, name: &str, node: &str, image: &str) -> Result<Pod> {
         let containers = |wanted: fn(Kind) -> bool| -> Vec<Value> {
