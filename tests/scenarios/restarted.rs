@@ -279,7 +279,7 @@ impl LivePod {
         Ok(())
     }
 
-    /// Once a minute the kubelet removes all dead containers of a name but the newest (kuberuntime_gc.go). If that
+    /// Once a minute the kubelet removes all dead containers of a name but the newest (`kuberuntime_gc.go`). If that
     /// minute is up while a placeholder is the newest, the exit before it goes, with its log: a known limit. Only
     /// what the plugin did not remove itself is taken for this.
     async fn kubelet_has_collected(&self, before: &Before, container: &str) -> Result<bool> {
