@@ -7,7 +7,6 @@ use super::perform::story;
 use super::state::State;
 use super::{Driver, Job, unix_ms};
 use crate::cri::{ContainerState, CriError};
-use crate::exit_hold::Answer;
 use crate::ids::{ContainerId, ExitCode};
 use crate::kube::ContainerKind;
 use crate::policy::{Action, CompletedContainers};
@@ -36,6 +35,8 @@ impl Driver {
             return;
         }
         if !state.decided.insert(id.clone()) {
+            // Its hook came late: what it announces has been settled.
+            state.holds.remove(id);
             return;
         }
         let trigger = state.trigger(id);
@@ -162,12 +163,6 @@ impl Driver {
                 Ok(_) | Err(_) => {}
             }
         });
-    }
-
-    /// An exit without a rule is let go at once, but it may be one that a restart under way waits for.
-    pub(super) fn pass(self: &Arc<Self>, state: &mut State, id: &ContainerId) -> Answer {
-        self.note_end(state, id, None);
-        Answer::Go
     }
 
     /// Returns whether this was news.

@@ -188,20 +188,15 @@ impl Driver {
             return Answer::Go;
         };
         let (name, ended) = (instance.name.clone(), instance.state);
-        let replaced = state
-            .machine
-            .as_ref()
-            .map(|machine| (machine.replaces(id), machine.holds(id)));
-        if state.deleting || matches!(replaced, Some((true, false))) {
+        let machine = state.machine.as_ref();
+        let replaced = machine.is_some_and(|machine| machine.replaces(id));
+        let held = machine.is_some_and(|machine| machine.holds(id));
+        let policy = state.policy.as_ref();
+        let watched = !replaced && policy.is_some_and(|policy| policy.covers(name.as_str()));
+        if state.deleting || !(held || watched) {
+            // It may be one that the restart under way waits for.
+            self.note_end(&mut state, id, None);
             return Answer::Go;
-        }
-        let watched = state
-            .policy
-            .as_ref()
-            .is_some_and(|policy| policy.covers(name.as_str()));
-        let held = matches!(replaced, Some((true, true)));
-        if !held && !watched {
-            return self.pass(&mut state, id);
         }
         let (release, released) = oneshot::channel();
         state.holds.insert(id.clone(), release);
