@@ -3,6 +3,7 @@
 //! Pure bookkeeping: whoever owns a [`Pod`] tells it what it heard. Containers of other pods are never kept.
 
 use std::collections::BTreeMap;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 
@@ -146,6 +147,14 @@ impl Instances {
         names.sort_by_key(|&(_, at)| at);
         names.into_iter().map(|(name, _)| name.clone()).collect()
     }
+}
+
+/// Nanoseconds since the Unix epoch, as in CRI and NRI.
+#[must_use]
+pub fn now_ns() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    // Fits until 2262.
+    i64::try_from(since.unwrap_or_default().as_nanos()).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use tokio::sync::{Notify, oneshot};
 
-use super::roster::{Roster, now_ns};
+use super::roster::Roster;
 use crate::exit_hold::hook::HookArgs;
 use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity, PodKey, SandboxId};
-use crate::node::{Instance, InstanceState, PLACEHOLDER_ANNOTATION};
+use crate::node::{Instance, InstanceState, PLACEHOLDER_ANNOTATION, now_ns};
 use crate::nri::api::{
     Container, ContainerAdjustment, ContainerState, Hook, Hooks, OptionalInt, PodSandbox,
 };

@@ -2,13 +2,12 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::cri::{self, ContainerSummary, SandboxSummary};
 use crate::exit_hold::{Answer, Knock};
 use crate::ids::{ContainerId, ExitCode, PodIdentity, PodUid, SandboxId};
 use crate::kube::{PodChange, Pods};
-use crate::node::{Instance, InstanceState, PLACEHOLDER_ANNOTATION};
+use crate::node::{Instance, InstanceState, PLACEHOLDER_ANNOTATION, now_ns};
 use crate::policy::{self, Policy};
 use crate::restart::driver::{Driver, Tools};
 use crate::restart::record::Record;
@@ -239,13 +238,6 @@ impl Roster {
     fn write<T>(&self, with: impl FnOnce(&mut Entries) -> T) -> T {
         with(&mut self.entries.write().unwrap_or_else(PoisonError::into_inner))
     }
-}
-
-/// Nanoseconds since the Unix epoch, as in CRI and NRI.
-pub fn now_ns() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    // Fits until 2262.
-    i64::try_from(since.unwrap_or_default().as_nanos()).unwrap_or(i64::MAX)
 }
 
 fn identity(sandbox: &SandboxSummary) -> PodIdentity {

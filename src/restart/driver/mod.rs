@@ -21,7 +21,7 @@ use crate::cri::{self, Containerd};
 use crate::exit_hold::Answer;
 use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity};
 use crate::kube::PodSpec;
-use crate::node::{Instance, InstanceState, Instances};
+use crate::node::{Instance, InstanceState, Instances, now_ns};
 use crate::policy::Policy;
 use crate::report::Reporter;
 use state::State;
@@ -84,6 +84,7 @@ impl Driver {
                 holds: HashMap::new(),
                 kills: HashMap::new(),
                 decided: HashSet::new(),
+                removed: HashMap::new(),
                 deleting: false,
                 restarts: 0,
             }),
@@ -178,6 +179,7 @@ impl Driver {
         state.instances.removed(id);
         state.holds.remove(id);
         state.decided.remove(id);
+        state.removed.insert(id.clone(), now_ns());
         self.feed(&mut state, Event::Gone(id.clone()));
     }
 
@@ -243,11 +245,13 @@ impl Driver {
     /// `begun`: a restart that a predecessor left.
     pub fn relisted(
         self: &Arc<Self>,
-        found: Vec<(ContainerId, Instance)>,
+        mut found: Vec<(ContainerId, Instance)>,
         asked: i64,
         begun: Option<Record>,
     ) {
         let mut state = self.lock();
+        found.retain(|(id, _)| !state.removed.contains_key(id));
+        state.removed.retain(|_, at| *at >= asked);
         // What was made meanwhile cannot be in the list, and is not gone.
         let known = state.instances.iter();
         let known = known.filter(|(_, instance)| instance.created_at < asked - LIST_SLACK_NS);

@@ -25,6 +25,9 @@ pub(super) struct State {
     pub(super) kills: HashMap<ContainerId, AbortHandle>,
     /// Exits that have been judged: none begins two restarts.
     pub(super) decided: HashSet<ContainerId>,
+    /// Containers that are gone, and since when (nanoseconds since the Unix epoch): a list that was asked for before
+    /// may still have them.
+    pub(super) removed: HashMap<ContainerId, i64>,
     pub(super) deleting: bool,
     pub(super) restarts: u32,
 }

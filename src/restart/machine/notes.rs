@@ -56,7 +56,7 @@ impl Machine {
             self.progress[index].old_exit = self.progress[index].old_exit.or(code);
             return Vec::new();
         }
-        let Some(index) = self.index_of(name) else {
+        let Some(index) = self.index_of_new(name, &id) else {
             return Vec::new();
         };
         let progress = &mut self.progress[index];
@@ -66,6 +66,13 @@ impl Machine {
         };
         progress.new = NewState::Ended(id, code.or(known));
         self.replaced(index)
+    }
+
+    /// The member of that name, if this is no attempt from before the restart.
+    fn index_of_new(&self, name: &ContainerName, id: &ContainerId) -> Option<usize> {
+        let index = self.index_of(name)?;
+        let before = self.plan.members[index].older.contains(id) || self.index_of_old(id).is_some();
+        (!before).then_some(index)
     }
 
     pub(super) fn gone(&mut self, id: &ContainerId) {
@@ -85,12 +92,9 @@ impl Machine {
     }
 
     pub(super) fn started(&mut self, name: &ContainerName, id: ContainerId) -> Vec<Effect> {
-        let Some(index) = self.index_of(name) else {
+        let Some(index) = self.index_of_new(name, &id) else {
             return Vec::new();
         };
-        if self.index_of_old(&id).is_some() {
-            return Vec::new();
-        }
         self.progress[index].new = NewState::Running(id);
         self.replaced(index)
     }

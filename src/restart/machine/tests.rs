@@ -200,6 +200,20 @@ fn attempts_before_the_one_that_is_removed_are_removed_with_it() {
 }
 
 #[test]
+fn late_news_of_an_attempt_before_is_not_taken_for_a_new_one() {
+    let mut circumstances = circumstances(Some(RestartPolicy::Never), FULL, "a", 42);
+    for member in &mut circumstances.containers {
+        member.older = vec![format!("{}-before", member.name).into()];
+    }
+    let mut world = World::begin(circumstances.restart_all());
+    world.settle();
+    world.handle(Event::Ended("a".into(), "a-before".into(), None));
+    world.handle(Event::Started("b".into(), "b-before".into()));
+    assert_eq!(world.machine.phase(), Phase::Shielded);
+    assert_eq!(world.machine.leftovers().len(), 3);
+}
+
+#[test]
 fn a_never_pod_whose_init_container_fails_again_is_left_to_fail() {
     let mut world = all(RestartPolicy::Never, FULL, "a");
     world.settle();
