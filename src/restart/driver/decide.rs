@@ -90,9 +90,7 @@ impl Driver {
     }
 
     pub(super) fn carry_out(self: &Arc<Self>, state: &mut State, plan: Plan) {
-        // Whatever they exit with belongs to this restart, even if the news comes when it is over.
-        let olds = plan.members.iter().filter_map(|member| member.old.as_ref());
-        state.decided.extend(olds.map(|old| old.id.clone()));
+        state.settle_olds(&plan);
         let held: Vec<ContainerId> = state.holds.keys().cloned().collect();
         let leftover = state
             .machine

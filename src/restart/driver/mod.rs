@@ -9,7 +9,7 @@ mod state;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot};
 
@@ -305,8 +305,7 @@ impl Driver {
             .instances
             .ended(&trigger.container, Some(trigger.code));
         state.decided.insert(trigger.container.clone());
-        let olds = plan.members.iter().filter_map(|member| member.old.as_ref());
-        state.decided.extend(olds.map(|old| old.id.clone()));
+        state.settle_olds(&plan);
         if matches!(phase, Phase::Shielded | Phase::Up) {
             // Their exits were released, whether or not the runtime shows it yet.
             for old in plan.members.iter().filter_map(|member| member.old.as_ref()) {
@@ -340,7 +339,6 @@ fn found(id: &ContainerId, instance: &Instance, plan: &Plan) -> Found {
 }
 
 fn unix_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
     // A clock before 1970 breaks more than this.
-    u64::try_from(since.unwrap_or_default().as_millis()).unwrap_or(u64::MAX)
+    u64::try_from(now_ns() / 1_000_000).unwrap_or(0)
 }

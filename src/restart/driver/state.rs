@@ -11,7 +11,7 @@ use crate::kube::{ContainerKind, PodSpec, RestartPolicy};
 use crate::node::{InstanceState, Instances};
 use crate::policy::Policy;
 use crate::restart::machine::Machine;
-use crate::restart::plan::{Member, Old, Trigger};
+use crate::restart::plan::{Member, Old, Plan, Trigger};
 
 #[derive(Debug)]
 pub(super) struct State {
@@ -33,6 +33,12 @@ pub(super) struct State {
 }
 
 impl State {
+    /// Whatever the attempts that a restart replaces exit with belongs to it, even if the news comes when it is over.
+    pub(super) fn settle_olds(&mut self, plan: &Plan) {
+        let olds = plan.members.iter().filter_map(|member| member.old.as_ref());
+        self.decided.extend(olds.map(|old| old.id.clone()));
+    }
+
     /// A container as the kubelet sees it: one whose exit is held runs.
     pub(super) fn member(&self, name: ContainerName, kind: ContainerKind) -> Member {
         let newest = self.instances.newest(&name);

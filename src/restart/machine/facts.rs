@@ -51,6 +51,11 @@ impl Machine {
         ids.map(Effect::Remove).collect()
     }
 
+    pub(super) fn removals_of_placeholders(&self) -> Vec<Effect> {
+        let standing = self.leftovers().into_iter();
+        standing.map(|(_, id)| Effect::Remove(id)).collect()
+    }
+
     pub(super) fn removals_of_replaced(&self) -> Vec<Effect> {
         self.progress
             .iter()

@@ -285,11 +285,7 @@ impl Machine {
             Phase::Clear if late || self.cleared() => {
                 if self.plan.way == Way::Cleared && !self.placeholders_going && !late {
                     self.placeholders_going = true;
-                    effects.extend(
-                        self.leftovers()
-                            .into_iter()
-                            .map(|(_, id)| Effect::Remove(id)),
-                    );
+                    effects.extend(self.removals_of_placeholders());
                     return true;
                 }
                 self.enter(Phase::Up, now, effects);
@@ -355,11 +351,7 @@ impl Machine {
     fn finish(&mut self, outcome: Outcome) -> Vec<Effect> {
         self.phase = Phase::Over;
         let mut effects = vec![Effect::Release(self.olds())];
-        effects.extend(
-            self.leftovers()
-                .into_iter()
-                .map(|(_, id)| Effect::Remove(id)),
-        );
+        effects.extend(self.removals_of_placeholders());
         effects.push(Effect::Finish(outcome));
         effects
     }
