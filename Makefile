@@ -39,7 +39,7 @@ test-all: ## The same on all kubelets and containerds
 	@hack/test.sh --all
 
 .PHONY: bench
-bench: ## How fast and how small, beside the kubelet's own restart and a new pod: ROUNDS=5
+bench: ## How fast and how small, beside the kubelet's own restart and a new pod: ROUNDS=10
 	@hack/bench.sh
 
 .PHONY: lint

@@ -12,7 +12,7 @@ readonly NODE=bench$$
 usage() {
     cat <<END
 usage: hack/bench.sh [ARG]...
-ROUNDS=5                      of each pod, in each way
+ROUNDS=10                     of each pod, in each way
 K8S=$DEFAULT_K8S CONTAINERD=$DEFAULT_CONTAINERD
 ARG...                        for the runner, see cargo bench --bench speed -- --help
 END

@@ -1,13 +1,13 @@
-# Builds Kubernetes and containerd from their Go modules; installs what Debian has. Sourced.
+# Builds Kubernetes, containerd and runc from their Go modules; installs what Debian has. Sourced.
 # shellcheck shell=bash
 
 readonly NRI_VERSION=0.12.0
 readonly CRI_API_VERSION=0.36.3
 readonly CONTAINERD_API_VERSION=1.11.1
 
-# gcc and libc6-dev: for the pause image, and for Rust to link with.
-readonly DEBIAN_PACKAGES=(etcd-server runc containernetworking-plugins busybox-static iproute2
-    procps jq openssl curl ca-certificates gcc libc6-dev)
+# gcc and libc6-dev: for the pause image, for runc, and for Rust to link with.
+readonly DEBIAN_PACKAGES=(etcd-server containernetworking-plugins busybox-static iproute2
+    procps jq openssl curl ca-certificates gcc libc6-dev libseccomp-dev pkg-config)
 
 packages_missing() {
     local package
@@ -56,7 +56,7 @@ go_build() { # DIR OUT LDFLAGS TAGS PACKAGE...
     for package in "$@"; do
         began=$SECONDS
         say "building $package"
-        (cd "$dir" && CGO_ENABLED=0 GOFLAGS=-mod=mod GOWORK=off nice \
+        (cd "$dir" && CGO_ENABLED=${CGO:-0} GOFLAGS=-mod=mod GOWORK=off nice \
             go build -trimpath -buildvcs=false -tags "$tags" -ldflags "-s -w $ldflags" \
             -o "$out/" "$package") >"$dir/log" 2>&1 || {
             tail -n 30 "$dir/log" >&2
@@ -75,8 +75,8 @@ borrow_module() { # DIR PATH VERSION
     (cd "$dir" && go mod edit -module reprise.test/build -require "$path@v$version")
 }
 
-build_kubernetes() { # VERSION TEMP
-    local version=$1 temp=$2 minor staged
+build_kubernetes() { # VERSION TEMP PROGRAM
+    local version=$1 temp=$2 program=$3 minor staged
     minor=$(cut -d. -f2 <<<"$version")
     borrow_module "$temp/src" k8s.io/kubernetes "$version"
     # k8s.io/api and its like are directories in the release's source tree and modules v0.MINOR.PATCH
@@ -89,7 +89,7 @@ build_kubernetes() { # VERSION TEMP
     local stamp=k8s.io/component-base/version
     go_build "$temp/src" "$temp/bin" "-X $stamp.gitVersion=v$version -X $stamp.gitMajor=1 \
         -X $stamp.gitMinor=$minor -X $stamp.gitTreeState=clean" "" \
-        k8s.io/kubernetes/cmd/{kubelet,kube-apiserver,kubectl}
+        "k8s.io/kubernetes/cmd/$program"
 }
 
 build_containerd() { # VERSION TEMP
@@ -108,23 +108,43 @@ build_containerd() { # VERSION TEMP
         "$path"/cmd/{containerd,containerd-shim-runc-v2,ctr}
 }
 
-# Builds into a directory beside the wanted one and renames it at the end: what is there is whole.
-build_once() { # TARGET FUNCTION VERSION
-    local target=$1 function=$2 version=$3 temp
-    [[ -d $target ]] && return
+# Its first steps in a container are C.
+build_runc() { # VERSION TEMP
+    local version=$1 temp=$2 path=github.com/opencontainers/runc
+    borrow_module "$temp/src" "$path" "$version"
+    CGO=1 go_build "$temp/src" "$temp/bin" "-X main.version=$version" seccomp "$path"
+}
+
+# Builds into a directory of its own and renames it, or the one program in it that is wanted, at the
+# end: what is there is whole.
+build_once() { # TARGET FUNCTION VERSION [PROGRAM]
+    local target=$1 function=$2 version=$3 program=${4:-} temp
+    [[ -e $target ]] && return
     temp=$(mktemp -d "$CACHE/tmp.XXXXXX")
     # shellcheck disable=SC2064 # the local is gone when the lock's subshell ends
     trap "rm -rf '$temp'" EXIT
-    mkdir -p "$temp/src" "$temp/bin" "$CACHE/bin"
-    "$function" "$version" "$temp"
-    mv -T "$temp/bin" "$target"
+    mkdir -p "$temp/src" "$temp/bin" "$(dirname "$target")"
+    "$function" "$version" "$temp" "$program"
+    mv -T "$temp/bin/$program" "$target"
 }
 
 ensure() { # TARGET FUNCTION VERSION
     [[ -d $1 ]] || with_lock "$CACHE/lock/$(basename "$1")" build_once "$@"
 }
-ensure_kubernetes() { ensure "$(k8s_bin "$1")" build_kubernetes "$1"; }
-ensure_containerd() { ensure "$(containerd_bin "$1")" build_containerd "$1"; }
+ensure_containerd() { # VERSION
+    ensure "$(containerd_bin "$1")" build_containerd "$1"
+    ensure "$(runc_bin "$1")" build_runc "$(runc_version "$1")"
+}
+
+# Each program by itself: of some versions nothing but the kubelet is wanted.
+ensure_kubernetes() { # VERSION PROGRAM...
+    local dir program
+    dir=$(k8s_bin "$1")
+    for program in "${@:2}"; do
+        [[ -e $dir/$program ]] || with_lock "$CACHE/lock/$(basename "$dir")" \
+            build_once "$dir/$program" build_kubernetes "$1" "$program"
+    done
+}
 
 copy_protos() { # _ TEMP, see build_once
     local temp=$2

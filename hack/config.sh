@@ -1,11 +1,11 @@
-# Writes what the node's four components read: certificates, kubeconfigs, configuration. Sourced.
+# Writes what the node's components read: certificates, kubeconfigs, configuration. Sourced.
 # shellcheck shell=bash
 
-# Everything below works on the node that use_node (node.sh) has chosen: NODE, DIR, SLOT, K8S,
+# Everything below works on the node that use_node (node.sh) has chosen: NODE, DIR, SLOT, K8S, KUBELET,
 # CONTAINERD, GATES, NRI, NRI_PLUGINS.
 
 # Below the range of ephemeral ports, so that no outgoing connection is ever in the way.
-port() { # etcd | etcd-peer | apiserver | kubelet | kubelet-health
+port() { # etcd | etcd-peer | apiserver | kubelet | kubelet-health | controller-manager
     local base=$((21000 + SLOT * 10))
     case $1 in
     etcd) echo $base ;;
@@ -13,6 +13,7 @@ port() { # etcd | etcd-peer | apiserver | kubelet | kubelet-health
     apiserver) echo $((base + 2)) ;;
     kubelet) echo $((base + 3)) ;;
     kubelet-health) echo $((base + 4)) ;;
+    controller-manager) echo $((base + 5)) ;;
     esac
 }
 
@@ -28,11 +29,14 @@ cgroup() { echo "/reprise-$NODE"; }
 token() { openssl rand -hex 16; }
 
 write_configs() {
-    mkdir -p "$DIR"/{pki,log,run,cni,nri/plugins,nri/conf.d,pod-logs,volume-plugins}
+    mkdir -p "$DIR"/{pki,log,run,bin,cdi,cni,manifests,nri/plugins,nri/conf.d,pod-logs,volume-plugins}
+    # Root in a pod's own user namespace looks for its files in there.
+    install -d -m 711 "$DIR/containerd"
     write_certificates
     write_credentials
     write_cni_config
     write_kubelet_config
+    link_other_shim
     if [[ $CONTAINERD == 1.* ]]; then
         write_containerd_1_config
     else
@@ -70,15 +74,17 @@ END
 }
 
 write_credentials() {
-    local admin kubelet plugin
-    admin=$(token) kubelet=$(token) plugin=$(token)
+    local admin kubelet plugin manager
+    admin=$(token) kubelet=$(token) plugin=$(token) manager=$(token)
     cat >"$DIR/pki/tokens.csv" <<END
 $admin,admin,admin,"system:masters"
 $plugin,reprise,reprise,"system:masters"
+$manager,controller-manager,controller-manager,"system:masters"
 $kubelet,system:node:$NODE,system:node:$NODE,"system:nodes"
 END
     write_kubeconfig admin "$admin"
     write_kubeconfig plugin "$plugin"
+    write_kubeconfig controller-manager "$manager"
     write_kubeconfig kubelet "$kubelet"
 }
 
@@ -155,6 +161,7 @@ resolvConf: ""
 clusterDNS: ["$(node_ip)"]
 maxPods: 200
 podLogsDir: $DIR/pod-logs
+staticPodPath: $DIR/manifests
 volumePluginDir: $DIR/volume-plugins
 makeIPTablesUtilChains: false
 imageGCHighThresholdPercent: 100
@@ -165,6 +172,14 @@ evictionHard:
   imagefs.available: "0%"
   imagefs.inodesFree: "0%"
 END
+}
+
+# A runtime whose type says that it is not runc, as those of kata and gVisor do, and which is runc
+# nevertheless. containerd derives the shim's name from the type and looks for it on its PATH.
+# A type that it does not know cannot have runc's options, so this one's state is where runc has it by
+# default; see remove_shared_files.
+link_other_shim() {
+    ln -s "$(containerd_bin "$CONTAINERD")/containerd-shim-runc-v2" "$DIR/bin/containerd-shim-nohooks-v1"
 }
 
 write_containerd_head() { # CONFIG_VERSION
@@ -201,6 +216,8 @@ write_containerd_runtime() { # PLUGIN CNI_BIN_KEY
 [plugins."$1"]
 restrict_oom_score_adj = true
 netns_mounts_under_state_dir = true
+enable_cdi = true
+cdi_spec_dirs = ["$DIR/cdi"]
 
 [plugins."$1".containerd]
 default_runtime_name = "runc"
@@ -211,6 +228,9 @@ runtime_type = "io.containerd.runc.v2"
 [plugins."$1".containerd.runtimes.runc.options]
 SystemdCgroup = false
 Root = "$DIR/runc"
+
+[plugins."$1".containerd.runtimes.nohooks]
+runtime_type = "io.containerd.nohooks.v1"
 
 [plugins."$1".cni]
 $2
@@ -243,7 +263,7 @@ write_command() { # COMPONENT PROGRAM ARGS...
     {
         echo '#!/bin/sh'
         printf 'exec env -i HOME=/root PATH=%q' \
-            "$(containerd_bin "$CONTAINERD"):/usr/sbin:/usr/bin:/sbin:/bin"
+            "$DIR/bin:$(containerd_bin "$CONTAINERD"):$(runc_bin "$CONTAINERD"):/usr/sbin:/usr/bin:/sbin:/bin"
         printf ' %q' "$@"
         echo
     } >"$file"
@@ -251,7 +271,7 @@ write_command() { # COMPONENT PROGRAM ARGS...
 }
 
 write_commands() {
-    local etcd peer gates=()
+    local etcd peer gates=() kubelet
     etcd=http://127.0.0.1:$(port etcd) peer=http://127.0.0.1:$(port etcd-peer)
     [[ -z $GATES ]] || gates=(--feature-gates="$GATES")
 
@@ -260,7 +280,7 @@ write_commands() {
         --listen-peer-urls="$peer" --initial-advertise-peer-urls="$peer" \
         --initial-cluster=default="$peer"
 
-    # No controller makes service accounts or their tokens here, so admission must not ask for them.
+    # No controller here makes service accounts or their tokens, so admission must not ask for them.
     write_command apiserver "$(k8s_bin "$K8S")/kube-apiserver" --v=2 "${gates[@]}" \
         --etcd-servers="$etcd" --bind-address=127.0.0.1 --secure-port="$(port apiserver)" \
         --advertise-address="$(node_ip)" --endpoint-reconciler-type=none \
@@ -273,13 +293,25 @@ write_commands() {
         --disable-admission-plugins=ServiceAccount --allow-privileged=true \
         --kubelet-preferred-address-types=InternalIP
 
+    # The garbage collector deletes the pods of a Job or Deployment that is deleted.
+    write_command controller-manager "$(k8s_bin "$K8S")/kube-controller-manager" --v=2 "${gates[@]}" \
+        --kubeconfig="$DIR/controller-manager.kubeconfig" --leader-elect=false \
+        --controllers=job,deployment,replicaset,endpointslice,garbagecollector \
+        --bind-address=127.0.0.1 --secure-port="$(port controller-manager)" \
+        --tls-cert-file="$DIR/pki/apiserver.crt" --tls-private-key-file="$DIR/pki/apiserver.key"
+
     write_command containerd "$(containerd_bin "$CONTAINERD")/containerd" \
         --config="$DIR/containerd.toml"
 
-    write_command kubelet "$(k8s_bin "$K8S")/kubelet" --v=2 "${gates[@]}" \
-        --config="$DIR/kubelet.yaml" --kubeconfig="$DIR/kubelet.kubeconfig" \
-        --root-dir="$DIR/kubelet" --cert-dir="$DIR/kubelet-pki" \
-        --hostname-override="$NODE" --node-ip="$(node_ip)"
+    kubelet=("$(k8s_bin "$KUBELET")/kubelet" --v=2 "${gates[@]}" --config="$DIR/kubelet.yaml"
+        --root-dir="$DIR/kubelet" --cert-dir="$DIR/kubelet-pki"
+        --hostname-override="$NODE" --node-ip="$(node_ip)")
+    write_command kubelet "${kubelet[@]}" --kubeconfig="$DIR/kubelet.kubeconfig"
+    # The first core is everybody's, the others are for containers that ask for whole ones.
+    write_command kubelet-exclusive-cpus "${kubelet[@]}" --kubeconfig="$DIR/kubelet.kubeconfig" \
+        --cpu-manager-policy=static --reserved-cpus=0
+    # Without a kubeconfig it asks no API server and runs static pods only.
+    write_command kubelet-standalone "${kubelet[@]}"
 }
 
 write_env() {
@@ -291,6 +323,7 @@ NRI_SOCKET=$DIR/nri/nri.sock
 NODE_NAME=$NODE
 NODE_DIR=$DIR
 KUBELET_LOGS=$DIR/pod-logs
+STATIC_POD_PATH=$DIR/manifests
 KUBECTL=$(k8s_bin "$K8S")/kubectl
 CTR=$(containerd_bin "$CONTAINERD")/ctr
 BUSYBOX_IMAGE=$BUSYBOX_IMAGE

@@ -3,6 +3,10 @@
 
 readonly K8S_VERSIONS=(1.33.13 1.34.4 1.35.4 1.36.3)
 readonly CONTAINERD_VERSIONS=(1.7.35 2.3.7 2.4.2)
+
+# The ways to run the kubelet: one node's agent, with the same directory, ports and pods.
+readonly KUBELETS=(kubelet kubelet-standalone kubelet-exclusive-cpus)
+
 readonly DEFAULT_K8S=1.36.3
 readonly DEFAULT_CONTAINERD=2.3.7
 
@@ -27,6 +31,15 @@ one_of() { # WHAT VALUE ALLOWED...
 
 k8s_bin() { echo "$CACHE/bin/kubernetes-$1"; }
 containerd_bin() { echo "$CACHE/bin/containerd-$1"; }
+
+# What containerd's release is made with (its script/setup/runc-version).
+runc_version() { # CONTAINERD_VERSION
+    case $1 in
+    1.*) echo 1.3.6 ;;
+    *) echo 1.5.2 ;;
+    esac
+}
+runc_bin() { echo "$CACHE/bin/runc-$(runc_version "$1")"; } # CONTAINERD_VERSION
 
 # Runs a function in a subshell while no other run of these scripts holds that lock. Nothing that
 # lives on may be started in it: it would inherit the lock.

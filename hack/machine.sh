@@ -32,7 +32,7 @@ claimed_slot() {
 
 ports_free() { # SLOT
     local SLOT=$1 name
-    for name in etcd etcd-peer apiserver kubelet kubelet-health; do
+    for name in etcd etcd-peer apiserver kubelet kubelet-health controller-manager; do
         [[ -z $(ss -Hltn "sport = :$(port $name)") ]] || return
     done
 }
@@ -50,7 +50,8 @@ release_slot() {
 remove_shared_dirs() {
     local dir
     for dir in /var/lib/kubelet/device-plugins /var/lib/kubelet /var/lib/cni/results /var/lib/cni \
-        /var/log/containers /run/containerd/s /run/containerd/fifo /run/containerd \
+        /var/log/containers /run/containerd/s /run/containerd/fifo \
+        /run/containerd/runc/k8s.io /run/containerd/runc /run/containerd \
         /sys/fs/cgroup/*/k8s.io; do
         [[ $dir != */device-plugins ]] || rm -f "$dir"/{kubelet.sock,DEPRECATION}
         rmdir "$dir" 2>/dev/null || true
@@ -138,7 +139,7 @@ remove_dirs() { # DIR...
 }
 
 # The shims outlive containerd by design, and a runc may be at work for one of them. They are ours
-# if they serve our socket or keep their state in our directory.
+# if they serve our socket or work in our directory.
 runtime_pids() {
     local process args
     for process in /proc/[0-9]*; do
@@ -146,7 +147,7 @@ runtime_pids() {
         mapfile -d '' -t args 2>/dev/null <"$process/cmdline" || continue
         ((${#args[@]})) || continue
         case "${args[0]##*/} ${args[*]} " in
-        "containerd-shim-runc-v2 "*" $DIR/containerd.sock "* | "runc "*" $DIR/runc/"*)
+        "containerd-shim-"*" $DIR/containerd.sock "* | "runc "*" $DIR/"*)
             echo "${process#/proc/}"
             ;;
         esac
@@ -185,13 +186,17 @@ unmount_all() { # succeeds when nothing was left to unmount
     ((!${#mounts[@]}))
 }
 
-# Log links and CNI results in shared places: those that name our directory.
+# Log links and CNI results in shared places: those that name our directory. The default place of
+# runc's state: containers that have a bundle in our directory.
 remove_shared_files() {
-    local link file
+    local link file bundle
     for link in /var/log/containers/*; do
         [[ $(readlink "$link") != "$DIR"/* ]] || rm -f "$link"
     done
     for file in /var/lib/cni/results/*; do
         ! grep -qsF "$DIR/" "$file" || rm -f "$file"
+    done
+    for bundle in "$DIR"/containerd/state/io.containerd.runtime.v2.task/k8s.io/*; do
+        rm -rf "/run/containerd/runc/k8s.io/$(basename "$bundle")"
     done
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A real Kubernetes node (etcd, kube-apiserver, kubelet, containerd, runc) on this machine, any
-# number of them side by side. See README.md beside this file.
+# A real Kubernetes node (etcd, kube-apiserver, kube-controller-manager, kubelet, containerd, runc) on
+# this machine, any number of them side by side. See README.md beside this file.
 set -euo pipefail
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -12,21 +12,24 @@ done
 
 # Short, because a unix socket's path has 107 characters at most.
 readonly NODES=${REPRISE_NODES:-/tmp/reprise-nodes}
-readonly COMPONENTS=(etcd apiserver containerd kubelet)
+readonly COMPONENTS=(etcd apiserver controller-manager containerd "${KUBELETS[@]}")
 
 usage() {
     cat <<END
-usage: node.sh build [--k8s V] [--containerd V]      build and install what a node needs
-       node.sh up NAME [--k8s V] [--containerd V]    start a node; the output can be evaluated
+usage: node.sh build [VERSIONS]                      build and install what a node needs
+       node.sh up NAME [VERSIONS]                    start a node; the output can be evaluated
                [--nri-plugin-dir DIR] [--no-nri] [--feature-gates K=V,...]
        node.sh env NAME                              print the variables again
        node.sh down NAME                             end it and remove every trace
-       node.sh start|stop|kill NAME COMPONENT        one of: ${COMPONENTS[*]}
+       node.sh start|stop|kill NAME COMPONENT        one of: ${COMPONENTS[*]:0:3}
+                                                     ${COMPONENTS[*]:3}
        node.sh list                                  nodes and the state of their components
        node.sh packages                              install Debian packages, as build does
        node.sh protos                                print where upstream's .proto files are
-Kubernetes: ${K8S_VERSIONS[*]} (default $DEFAULT_K8S)
-containerd: ${CONTAINERD_VERSIONS[*]} (default $DEFAULT_CONTAINERD)
+VERSIONS
+  --k8s V         ${K8S_VERSIONS[*]} (default $DEFAULT_K8S)
+  --kubelet V     the same, but not newer than the API server (default: as --k8s)
+  --containerd V  ${CONTAINERD_VERSIONS[*]} (default $DEFAULT_CONTAINERD)
 END
 }
 
@@ -48,23 +51,28 @@ use_existing_node() { # NAME
 }
 
 parse_options() {
-    K8S=$DEFAULT_K8S CONTAINERD=$DEFAULT_CONTAINERD GATES='' NRI=on NRI_PLUGINS=''
+    K8S=$DEFAULT_K8S KUBELET='' CONTAINERD=$DEFAULT_CONTAINERD GATES='' NRI=on NRI_PLUGINS=''
     while (($#)); do
         case $1 in
         --no-nri) NRI=off && shift && continue ;;
-        --k8s | --containerd | --nri-plugin-dir | --feature-gates) ;;
+        --k8s | --kubelet | --containerd | --nri-plugin-dir | --feature-gates) ;;
         *) die "unknown option '$1'" ;;
         esac
         (($# > 1)) || die "$1 needs a value"
         case $1 in
         --k8s) K8S=${2#v} ;;
+        --kubelet) KUBELET=${2#v} ;;
         --containerd) CONTAINERD=${2#v} ;;
         --nri-plugin-dir) NRI_PLUGINS=$(realpath "$2") ;;
         --feature-gates) GATES=$2 ;;
         esac
         shift 2
     done
+    KUBELET=${KUBELET:-$K8S}
     one_of "Kubernetes version" "$K8S" "${K8S_VERSIONS[@]}"
+    one_of "kubelet version" "$KUBELET" "${K8S_VERSIONS[@]}"
+    [[ $(printf '%s\n' "$KUBELET" "$K8S" | sort --version-sort | tail -n 1) == "$K8S" ]] ||
+        die "kubelet $KUBELET is newer than Kubernetes $K8S, which no API server supports"
     one_of "containerd version" "$CONTAINERD" "${CONTAINERD_VERSIONS[@]}"
 }
 
@@ -72,13 +80,14 @@ build() {
     ensure_packages
     ensure_images
     ensure_containerd "$CONTAINERD"
-    ensure_kubernetes "$K8S"
+    ensure_kubernetes "$K8S" kube-apiserver kube-controller-manager kubectl
+    ensure_kubernetes "$KUBELET" kubelet
     ensure_protos
 }
 
 write_settings() {
     local name
-    for name in K8S CONTAINERD GATES NRI NRI_PLUGINS; do
+    for name in K8S KUBELET CONTAINERD GATES NRI NRI_PLUGINS; do
         printf '%s=%q\n' "$name" "${!name}"
     done >"$DIR/settings"
 }
@@ -90,7 +99,7 @@ up() {
     with_lock "$REGISTRY_LOCK" claim_slot
     SLOT=$(cat "$DIR/slot")
     write_settings
-    say "node $NODE: Kubernetes $K8S, containerd $CONTAINERD, slot $SLOT"
+    say "node $NODE: Kubernetes $K8S, kubelet $KUBELET, containerd $CONTAINERD, slot $SLOT"
     write_configs
     make_bridge
     make_cgroups
@@ -102,7 +111,9 @@ up() {
     import_images ctr >>"$DIR/log/containerd.log" 2>&1
     await_component apiserver
     say "API server is up"
+    start_component controller-manager
     start_component kubelet
+    await_component controller-manager
     await kubelet "ready node" node_ready
     say "node is ready"
     write_env
@@ -116,7 +127,7 @@ down() {
         return
     }
     local component
-    for component in kubelet containerd apiserver etcd; do
+    for component in "${KUBELETS[@]}" containerd controller-manager apiserver etcd; do
         end_component KILL "$component"
     done
     remove_cgroups
@@ -142,7 +153,7 @@ list() {
         for component in "${COMPONENTS[@]}"; do
             states+=("$component=$(is_alive "$component" && echo up || echo down)")
         done
-        echo "$NODE kubernetes=$K8S containerd=$CONTAINERD nri=$NRI slot=$SLOT ${states[*]}"
+        echo "$NODE kubernetes=$K8S kubelet=$KUBELET containerd=$CONTAINERD nri=$NRI slot=$SLOT ${states[*]}"
     done
 }
 

@@ -17,9 +17,16 @@ is_alive() { # COMPONENT
 }
 
 start_component() { # COMPONENT
-    is_alive "$1" && die "$1 of node $NODE runs already"
+    local other
+    for other in "$1" $(in_place_of "$1"); do
+        is_alive "$other" && die "$other of node $NODE runs already"
+    done
     setsid "$DIR/run/$1.sh" </dev/null >>"$DIR/log/$1.log" 2>&1 &
     echo "$! $(born $!)" >"$DIR/run/$1.pid"
+}
+
+in_place_of() { # COMPONENT
+    [[ $1 != kubelet* ]] || printf '%s\n' "${KUBELETS[@]}" | grep -vxF -- "$1"
 }
 
 # Only the component's own process gets the signal: the containers and their shims stay, as on any
@@ -66,25 +73,24 @@ await_component() { # COMPONENT
     etcd) await etcd "etcd's port" tcp_open 127.0.0.1 "$(port etcd)" ;;
     apiserver) await apiserver "API server with a default namespace" api_ready ;;
     containerd) await containerd "containerd" cri_ready ;;
-    kubelet) await kubelet "healthy kubelet" tcp_says_ok 127.0.0.1 "$(port kubelet-health)" ;;
+    controller-manager) await "$1" "healthy controller manager" manager_ready ;;
+    kubelet*) await "$1" "healthy kubelet" kubelet_healthy ;;
     esac
 }
 
 tcp_open() { (exec 3<>"/dev/tcp/$1/$2"); }
 
-tcp_says_ok() { # HOST PORT
-    local status
-    exec 3<>"/dev/tcp/$1/$2" || return
-    printf 'GET /healthz HTTP/1.0\r\n\r\n' >&3
-    read -r status <&3
-    exec 3>&-
-    [[ $status == *' 200 '* ]]
-}
+kubelet_healthy() { curl -fsS --max-time 5 "http://127.0.0.1:$(port kubelet-health)/healthz"; }
 
 kubectl() { "$(k8s_bin "$K8S")/kubectl" --kubeconfig="$DIR/admin.kubeconfig" "$@"; }
 ctr() { "$(containerd_bin "$CONTAINERD")/ctr" -a "$DIR/containerd.sock" "$@"; }
 
 api_ready() { kubectl get --raw /readyz && kubectl get namespace default; }
+
+manager_ready() {
+    curl -fsS --max-time 5 --cacert "$DIR/pki/ca.crt" \
+        "https://127.0.0.1:$(port controller-manager)/healthz"
+}
 
 # The CRI's Version call with an empty message. The socket is there, and ctr content, before the CRI
 # plugin is; a kubelet that comes too early gives up ("server is not initialized yet").

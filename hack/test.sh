@@ -5,17 +5,20 @@ set -euo pipefail
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly HERE
-readonly DEFAULT_NODES=(1.33.13/2.3.7 1.36.3/2.3.7)
+# An old kubelet under a new API server: only there a pod's spec may have rules that its kubelet does not know.
+readonly DEFAULT_NODES=(1.36.3/2.3.7/1.33.13 1.36.3/2.3.7)
 # containerd 1.7 goes with the oldest kubelet, as it does in the field.
 readonly MORE_NODES=(1.34.4/2.3.7 1.35.4/2.3.7 1.36.3/2.4.2 1.33.13/1.7.35)
 
 usage() {
     cat <<END
-usage: hack/test.sh [OPTION]... [KUBERNETES[/CONTAINERD]]...
+usage: hack/test.sh [OPTION]... [KUBERNETES[/CONTAINERD[/KUBELET]]]...
   --all          on all versions: ${DEFAULT_NODES[*]}
                  ${MORE_NODES[*]}
   --only-scenarios   no unit and integration tests
-  --at-once N    nodes side by side (default 2)
+  --parts N      nodes that share the scenarios of a version out among them (default 2)
+  --at-once N    nodes side by side (default 4)
+  --results DIR  keep the runner's output there, a file a node, for hack/conformance.sh
   -- ARG...      for the scenarios, see cargo test --test scenarios -- --help
 Without versions: ${DEFAULT_NODES[*]}
 END
@@ -24,11 +27,13 @@ END
 say() { printf '%s %s\n' "$(date +%T)" "$*"; }
 
 parse_options() {
-    NODES=() RUNNER=() AT_ONCE=2 UNIT=yes
+    NODES=() RUNNER=() PARTS=2 AT_ONCE=4 UNIT=yes RESULTS=''
     while (($#)); do
         case $1 in
         --all) NODES=("${DEFAULT_NODES[@]}" "${MORE_NODES[@]}") ;;
         --only-scenarios) UNIT=no ;;
+        --results) RESULTS=$(realpath "${2:?--results needs a directory}") && shift ;;
+        --parts) PARTS=${2:?--parts needs a number} && shift ;;
         --at-once) AT_ONCE=${2:?--at-once needs a number} && shift ;;
         --)
             RUNNER=("${@:2}")
@@ -44,17 +49,26 @@ parse_options() {
     ((${#NODES[@]})) || NODES=("${DEFAULT_NODES[@]}")
 }
 
+# What node.sh calls a node's versions.
+version_options() { # VERSIONS
+    local k8s containerd kubelet
+    IFS=/ read -r k8s containerd kubelet <<<"$1"
+    echo "--k8s $k8s --containerd $containerd ${kubelet:+--kubelet $kubelet}"
+}
+
 # Short and its own: somebody's node may run beside it.
-node_name() { # INDEX
-    echo "test$$-$1"
+node_name() { # INDEX PART
+    echo "test$$-$1$2"
 }
 
 # shellcheck disable=SC2317 # called by a trap
 take_down() {
-    local index
+    local index part name
     for index in "${!NODES[@]}"; do
-        [[ ! -d ${REPRISE_NODES:-/tmp/reprise-nodes}/$(node_name "$index") ]] ||
-            "$HERE/node.sh" down "$(node_name "$index")" || true
+        for ((part = 1; part <= PARTS; part++)); do
+            name=$(node_name "$index" "$part")
+            [[ ! -d ${REPRISE_NODES:-/tmp/reprise-nodes}/$name ]] || "$HERE/node.sh" down "$name" || true
+        done
     done
     rm -rf "$WORK"
 }
@@ -71,21 +85,37 @@ interrupted() {
     exit 130
 }
 
-# The scenarios on one node. Its output is the runner's own, each line with the versions before it.
-test_node() { # INDEX
-    local index=$1 versions=${NODES[$1]} name began=$SECONDS code=0
-    name=$(node_name "$index")
-    "$HERE/node.sh" up "$name" --k8s "${versions%/*}" --containerd "${versions#*/}" \
-        >"$WORK/$index.env" || code=$?
+# What is played on differs by the kubelet first.
+result_name() { # KUBERNETES/CONTAINERD[/KUBELET]
+    local kubernetes containerd kubelet
+    IFS=/ read -r kubernetes containerd kubelet <<<"$1"
+    echo "${kubelet:-$kubernetes}-containerd$containerd-kubernetes$kubernetes"
+}
+
+# A part of the scenarios on one node. Its output is the runner's own, each line with the versions before it. Every
+# second node plays those scenarios first that run one by one, so that its neighbour, which runs many at once, has the
+# cores to itself.
+test_node() { # INDEX PART
+    local index=$1 part=$2 versions=${NODES[$1]} name options output began=$SECONDS code=0 order=()
+    name=$(node_name "$index" "$part")
+    output=$WORK/$index.$part
+    ((part % 2 == 1)) || order=(--alone-first)
+    read -ra options < <(version_options "$versions")
+    "$HERE/node.sh" up "$name" "${options[@]}" >"$output.env" || code=$?
     if ((code == 0)); then
         say "node $name is up"
         REPRISE_NODE_ENV=$("$HERE/node.sh" env "$name" | sed -n 's/^NODE_DIR=//p')/env \
-            "$SCENARIOS" "${RUNNER[@]}" | tee "$WORK/$index.out" || code=$?
+            "$SCENARIOS" --part "$part/$PARTS" "${order[@]}" "${RUNNER[@]}" | tee "$output.out" || code=$?
         "$HERE/node.sh" down "$name" || code=1
+        [[ -z $RESULTS ]] || cat "$output.out" >>"$RESULTS/$(result_name "$versions").out"
     fi
-    printf '%s: %s, %d s\n' "$versions" \
-        "$(tail -n1 "$WORK/$index.out" 2>/dev/null || echo 'no node')" \
-        $((SECONDS - began)) >"$WORK/$index.sum"
+    # What failed, and the tally.
+    {
+        sed -n '/^failed /,$p' "$output.out" 2>/dev/null | sed '$d'
+        printf '%s, part %d of %d: %s, %d s\n' "$versions" "$part" "$PARTS" \
+            "$(tail -n1 "$output.out" 2>/dev/null || echo 'no node')" \
+            $((SECONDS - began))
+    } >"$output.sum"
     return "$code"
 }
 
@@ -119,21 +149,25 @@ main() {
     say "building the scenarios"
     SCENARIOS=$(cargo test --locked --test scenarios --no-run --message-format=json |
         jq -r 'select(.executable != null and .target.name == "scenarios") | .executable')
+    "$SCENARIOS" --list | "$HERE/conformance.sh" check || failed=1
 
     # One after another: their builds would only take the cores from each other.
-    local versions
+    local versions options
     for versions in "${NODES[@]}"; do
-        "$HERE/node.sh" build --k8s "${versions%/*}" --containerd "${versions#*/}"
+        read -ra options < <(version_options "$versions")
+        "$HERE/node.sh" build "${options[@]}"
     done
 
     # Each job in a process group of its own, to be ended with all that it runs.
     set -m
-    local index
+    local index part
     for index in "${!NODES[@]}"; do
-        while (($(jobs -rp | wc -l) >= AT_ONCE)); do
-            wait -n || failed=1
+        for ((part = 1; part <= PARTS; part++)); do
+            while (($(jobs -rp | wc -l) >= AT_ONCE)); do
+                wait -n || failed=1
+            done
+            { test_node "$index" "$part" 2>&1 | sed -u "s|^|${NODES[$index]}  |"; } &
         done
-        { test_node "$index" 2>&1 | sed -u "s|^|${NODES[$index]}  |"; } &
     done
     while (($(jobs -p | wc -l))); do
         wait -n || failed=1

@@ -19,7 +19,7 @@ use crate::machine::value_of;
 use crate::node::Node;
 use crate::nri::{Answer, Container, CreateContainerRequest, Mount, PodSandbox, Runtime};
 use crate::options::Options;
-use crate::plugin::Plugin;
+use crate::plugin::{Plugin, Sockets};
 use crate::pod::LivePod;
 use crate::say;
 use crate::shape::Shape;
@@ -140,13 +140,16 @@ fn hook(binary: &Path, runs: u32) -> Result<Vec<f64>> {
 /// one's runtime does not let anybody else ask.
 async fn handler(stage: &Stage, pods: &[Arc<LivePod>], calls: u32) -> Result<(usize, Vec<f64>)> {
     let dir = tempfile::tempdir()?;
-    let socket = dir.path().join("nri.sock");
-    let listener = UnixListener::bind(&socket)?;
+    let sockets = Sockets {
+        nri: dir.path().join("nri.sock"),
+        ..Sockets::of(&stage.node)
+    };
+    let listener = UnixListener::bind(&sockets.nri)?;
     let log = File::create(dir.path().join("plugin.log"))?;
     let _plugin = Ended(
         stage
             .plugin
-            .command(dir.path(), &socket)
+            .command(dir.path(), &sockets)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)

@@ -1,9 +1,11 @@
 //! How fast and how small Reprise is, on a real node, beside what else there is. `make bench` runs it.
 
+mod bursts;
 mod costs;
 mod machine;
 mod nri;
 mod options;
+mod plot;
 mod report;
 mod restarts;
 mod stats;
@@ -38,6 +40,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use serde::Serialize;
 
+use bursts::Burst;
 use costs::Costs;
 use machine::Machine;
 use node::{NATIVE, Node};
@@ -51,6 +54,7 @@ pub(crate) struct Results {
     machine: Machine,
     options: Options,
     restarts: Vec<Round>,
+    bursts: Vec<Burst>,
     costs: Costs,
 }
 
@@ -82,7 +86,11 @@ async fn run(options: Options) -> Result<usize> {
         "the kubelet of node {} has no restart of all containers to compare with",
         node.name
     );
-    let plugin = Arc::new(Plugin::new(options.plugin()?, Arc::clone(&node))?);
+    let plugin = Arc::new(Plugin::new(
+        options.plugin()?,
+        "Kubelet".to_owned(),
+        Arc::clone(&node),
+    )?);
     let measured = measure(&node, &plugin, options).await;
     let (results, target) = match measured {
         Ok(results) => results,
@@ -98,8 +106,15 @@ async fn run(options: Options) -> Result<usize> {
     }
     std::fs::write(&target, serde_json::to_vec_pretty(&results)?)
         .with_context(|| format!("cannot write {}", target.display()))?;
+    let drawing = target.with_extension("svg");
+    std::fs::write(&drawing, plot::svg(&results))
+        .with_context(|| format!("cannot write {}", drawing.display()))?;
     print!("{}", report::markdown(&results));
-    say(&format!("all rounds: {}", target.display()));
+    say(&format!(
+        "all rounds: {}, as bars: {}",
+        target.display(),
+        drawing.display()
+    ));
     Ok(results.restarts.iter().filter(|it| it.failed()).count())
 }
 
@@ -114,12 +129,14 @@ async fn measure(
     plugin.until_ready(1).await?;
     let idle = costs::resident_kib(plugin.pid().await?)?;
     let restarts = restarts::measure(node, plugin, &options).await?;
+    let bursts = bursts::measure(node, plugin, &options).await?;
     let costs = costs::measure(node, plugin, &options, idle).await?;
     let target = options.output.clone();
     let results = Results {
         machine,
         options,
         restarts,
+        bursts,
         costs,
     };
     Ok((results, target))

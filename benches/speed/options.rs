@@ -10,7 +10,7 @@ use serde::Serialize;
 #[derive(Parser, Debug, Serialize)]
 pub(crate) struct Options {
     /// Rounds of each pod, in each way
-    #[arg(long, env = "ROUNDS", value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, env = "ROUNDS", value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: u32,
 
     /// The pods' terminationGracePeriodSeconds, which deleting them takes into account
@@ -20,6 +20,10 @@ pub(crate) struct Options {
     /// Pods with rules on the node while memory and the handler are measured
     #[arg(long, env = "PODS", value_name = "N", default_value_t = 50)]
     pub(crate) pods: usize,
+
+    /// Pods that restart in the same second
+    #[arg(long, env = "BURST", value_name = "N", default_value_t = 30)]
+    pub(crate) burst: usize,
 
     /// Containers to be created of pods without rules
     #[arg(long, env = "CALLS", value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]

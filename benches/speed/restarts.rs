@@ -21,8 +21,14 @@ use crate::shape::{Kind, Shape};
 use crate::stage::Stage;
 use crate::wait::{self, PATIENCE};
 
-const CODE: i32 = 42;
-const TRIGGER: &str = "trainer";
+pub(crate) const CODE: i32 = 42;
+pub(crate) const TRIGGER: &str = "trainer";
+
+/// Beside the trigger.
+const MORE: [&str; 11] = [
+    "worker-0", "worker-1", "worker-2", "worker-3", "worker-4", "worker-5", "worker-6", "worker-7",
+    "loader", "logger", "server",
+];
 
 /// Between two looks of the kubelet at the runtime.
 const RELIST: Duration = Duration::from_secs(1);
@@ -34,19 +40,24 @@ const CLOSE_LOOK: Duration = Duration::from_millis(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Way {
+    /// The kubelet restarts all containers itself.
     Native,
-    Plugin,
+    /// The plugin restarts them, and the kubelet starts them.
+    Kubelet,
+    /// The plugin restarts and starts them.
+    Replay,
     Recreate,
 }
 
 impl Way {
-    pub(crate) const ALL: [Self; 3] = [Self::Native, Self::Plugin, Self::Recreate];
+    pub(crate) const ALL: [Self; 4] = [Self::Native, Self::Kubelet, Self::Replay, Self::Recreate];
 
     /// That pod with what makes its trigger's exit restart it in this way.
     fn equip(self, shape: Shape) -> Shape {
         match self {
             Self::Native => shape.restarts_all_by_itself(CODE),
-            Self::Plugin => shape.restarts_all(TRIGGER, CODE),
+            Self::Kubelet => shape.restarts_all(TRIGGER, CODE).started_by("Kubelet"),
+            Self::Replay => shape.restarts_all(TRIGGER, CODE).started_by("Auto"),
             Self::Recreate => shape,
         }
     }
@@ -55,8 +66,9 @@ impl Way {
 impl fmt::Display for Way {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Native => "kubelet",
-            Self::Plugin => "Reprise",
+            Self::Native => "the kubelet alone",
+            Self::Kubelet => "Reprise, start by kubelet",
+            Self::Replay => "Reprise, replay",
             Self::Recreate => "delete and create",
         })
     }
@@ -70,15 +82,17 @@ pub(crate) enum PodKind {
     ThreeIgnoringTerm,
     FiveIgnoringTerm,
     TwoInitsTwoRegulars,
+    Twelve,
 }
 
 impl PodKind {
-    pub(crate) const ALL: [Self; 5] = [
+    pub(crate) const ALL: [Self; 6] = [
         Self::One,
         Self::Three,
         Self::ThreeIgnoringTerm,
         Self::FiveIgnoringTerm,
         Self::TwoInitsTwoRegulars,
+        Self::Twelve,
     ];
 
     /// The trigger is the last container.
@@ -93,15 +107,16 @@ impl PodKind {
                 .regular("server")
                 .regular("saver"),
             Self::TwoInitsTwoRegulars => never.init("fetch").init("prepare").regular("logger"),
+            Self::Twelve => MORE.into_iter().fold(never, Shape::regular),
         }
         .regular(TRIGGER)
     }
 
-    fn to_be_restarted(self, way: Way, options: &Options) -> Shape {
+    pub(crate) fn to_be_restarted(self, way: Way, options: &Options) -> Shape {
         let shape = way.equip(self.shape()).grace_period_seconds(options.grace);
         match self {
             Self::ThreeIgnoringTerm | Self::FiveIgnoringTerm => shape.ignoring_term(),
-            Self::One | Self::Three | Self::TwoInitsTwoRegulars => shape,
+            Self::One | Self::Three | Self::TwoInitsTwoRegulars | Self::Twelve => shape,
         }
     }
 }
@@ -114,6 +129,7 @@ impl fmt::Display for PodKind {
             Self::ThreeIgnoringTerm => "three that ignore SIGTERM",
             Self::FiveIgnoringTerm => "five that ignore SIGTERM",
             Self::TwoInitsTwoRegulars => "two init, two regular containers",
+            Self::Twelve => "twelve containers",
         })
     }
 }
@@ -163,7 +179,7 @@ pub(crate) async fn measure(
             for way in ways {
                 let stage = Stage::new(Arc::clone(node), Arc::clone(plugin), "bench");
                 let shape = pod.to_be_restarted(way, options);
-                // Anywhere between two looks of the kubelet, the same place for all three ways.
+                // Anywhere between two looks of the kubelet, the same place for all ways.
                 let moment = RELIST * round / options.rounds;
                 let result = restart(&stage, way, shape, moment).await;
                 let outcome = match result {
@@ -205,7 +221,7 @@ async fn restart(stage: &Stage, way: Way, shape: Shape, moment: Duration) -> Res
     pod.exit(TRIGGER, CODE).await?;
     let exited = until_exited(&pod).await?;
     let successor = match way {
-        Way::Native | Way::Plugin => {
+        Way::Native | Way::Kubelet | Way::Replay => {
             pod.has_restarted(&before).await?;
             None
         }
@@ -217,7 +233,7 @@ async fn restart(stage: &Stage, way: Way, shape: Shape, moment: Duration) -> Res
 }
 
 /// When the trigger says that it exits.
-async fn until_exited(pod: &LivePod) -> Result<Duration> {
+pub(crate) async fn until_exited(pod: &LivePod) -> Result<Duration> {
     wait::until_every(CLOSE_LOOK, "the trigger exits", PATIENCE, async || {
         let evidence = pod.evidence()?;
         let exit = evidence.iter().find(|it| it.deed == Deed::Exited(CODE));
@@ -244,7 +260,7 @@ async fn recreate(stage: &Stage, pod: &LivePod) -> Result<LivePod> {
 }
 
 /// When the last of the regular containers began after the exit, as they wrote it down themselves.
-fn running_since(pod: &LivePod, exited: Duration) -> Result<Duration> {
+pub(crate) fn running_since(pod: &LivePod, exited: Duration) -> Result<Duration> {
     let evidence = pod.evidence()?;
     let begin = |name: &str| {
         let mut later = evidence.iter().filter(|it: &&Entry| it.at >= exited);

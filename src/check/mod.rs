@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use manifest::{Found, Pod};
 
+use crate::kube::KubeletFeatures;
 use crate::policy::{self, OPTIONS_KEY, Policy, PolicyError, RULES_KEY};
 use crate::yaml;
 
@@ -140,7 +141,7 @@ fn examine_pod(name: &str, pod: &Pod, report: &mut Report) {
             .iter()
             .map(|(key, value)| (key.as_str(), value.as_str()))
     };
-    let policy = match Policy::from_pod(annotations(), spec_rules) {
+    let policy = match Policy::from_pod(annotations(), spec_rules, KubeletFeatures::default()) {
         Ok(Some(policy)) => policy,
         Ok(None) => {
             report.line("no restart rules: Reprise leaves this pod alone");

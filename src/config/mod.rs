@@ -7,10 +7,13 @@ mod values;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 pub use settings::{RunArgs, Settings};
 pub use values::{BadValue, CriEndpoint, LogFormat, LogLevel, NriIndex};
 
+use crate::policy::Start;
+use crate::restart::back_off::{BackOff, BackOffError};
 use crate::yaml::YamlError;
 
 const DEFAULT_FILE: &str = "/etc/reprise/config.yaml";
@@ -44,6 +47,9 @@ pub enum ConfigError {
     /// The kernel does not say where this executable is.
     #[error("cannot tell the path of this executable; give --hook-path")]
     NoHookPath,
+    /// The gaps between restarts make no sense.
+    #[error("{0}; see --back-off and --back-off-max")]
+    BackOff(#[from] BackOffError),
     /// Neither flag, nor `NODE_NAME`, nor a host name.
     #[error("cannot tell the name of this node; give --node-name")]
     NoNodeName,
@@ -101,6 +107,12 @@ pub struct Config {
     pub state_dir: PathBuf,
     /// This executable, as the container runtime sees it.
     pub hook_path: PathBuf,
+    /// Where the kubelet finds its static pods.
+    pub static_pod_path: PathBuf,
+    /// Who starts containers again where the pod does not say.
+    pub start: Start,
+    /// The gaps between restarts of one pod.
+    pub back_off: BackOff,
     /// How log lines are written.
     pub log_format: LogFormat,
     /// The least important lines that are logged.
@@ -162,12 +174,25 @@ impl Config {
                 .hook_path
                 .or_else(|| surroundings.executable.clone())
                 .ok_or(ConfigError::NoHookPath)?,
+            static_pod_path: settings
+                .static_pod_path
+                .unwrap_or_else(|| "/etc/kubernetes/manifests".into()),
+            start: settings.start.unwrap_or_default(),
+            back_off: BackOff::try_new(
+                seconds(settings.back_off, 10),
+                seconds(settings.back_off_max, 300),
+                seconds(settings.back_off_reset, 600),
+            )?,
             log_format: settings.log_format.unwrap_or_default(),
             log_level: settings.log_level.unwrap_or_default(),
             given,
             surroundings,
         })
     }
+}
+
+fn seconds(given: Option<u32>, default: u32) -> Duration {
+    Duration::from_secs(given.unwrap_or(default).into())
 }
 
 fn read(path: &Path) -> Result<Settings, ConfigError> {
@@ -233,6 +258,11 @@ node-name: other
 run-dir: /r
 state-dir: /s
 hook-path: /h
+static-pod-path: /p
+start: Kubelet
+back-off: 1
+back-off-max: 2
+back-off-reset: 3
 log-format: json
 log-level: debug
 ";
@@ -246,6 +276,10 @@ log-level: debug
         assert_eq!(config.run_dir, Path::new("/r"));
         assert_eq!(config.state_dir, Path::new("/s"));
         assert_eq!(config.hook_path, Path::new("/h"));
+        assert_eq!(config.static_pod_path, Path::new("/p"));
+        let [one, two, three] = [1, 2, 3].map(Duration::from_secs);
+        let back_off = BackOff::try_new(one, two, three).unwrap();
+        assert_eq!(config.back_off, back_off);
         assert_eq!(
             (config.log_format, config.log_level),
             (LogFormat::Json, LogLevel::Debug)
@@ -304,8 +338,16 @@ log-level: debug
         assert!(error_of("nri_socket: /x").contains("unknown field `nri_socket`"));
         assert!(error_of("config: /x").contains("unknown field `config`"));
         assert!(error_of("log-level: loud").contains("loud"));
+        error_of("back-off: -1");
         assert!(error_of("nri-index: 100").contains("an NRI index is two digits"));
         assert!(error_of("cri-endpoint: tcp://x").contains("a CRI endpoint is unix://"));
+    }
+
+    #[test]
+    fn gaps_that_shrink_are_refused() {
+        let expected =
+            "the first back-off is 301 s, longer than the longest, 300 s; see --back-off";
+        assert!(error("back-off: 301").starts_with(expected));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use super::ConfigError;
 use super::values::{CriEndpoint, LogFormat, LogLevel, NriIndex};
+use crate::policy::Start;
 use crate::yaml;
 
 /// The command line of `reprise run`.
@@ -52,6 +53,24 @@ pub struct Settings {
     /// This executable, as the container runtime sees it [default: as it sees itself]
     #[arg(long, value_name = "PATH", env = "REPRISE_HOOK_PATH")]
     pub hook_path: Option<PathBuf>,
+    /// Where the kubelet finds its static pods, whose specs are read there where no API server
+    /// tells them [default: /etc/kubernetes/manifests]
+    #[arg(long, value_name = "DIR", env = "REPRISE_STATIC_POD_PATH")]
+    pub static_pod_path: Option<PathBuf>,
+    /// Who starts containers again where the pod's annotations do not say [default: Auto]
+    #[arg(long, value_name = "WHO", env = "REPRISE_START")]
+    pub start: Option<Start>,
+    /// The pause before the second restart of a pod in a row, in seconds; it doubles with each that
+    /// follows; 0: no pauses at all [default: 10]
+    #[arg(long, value_name = "SECONDS", env = "REPRISE_BACK_OFF")]
+    pub back_off: Option<u32>,
+    /// The longest such pause, in seconds [default: 300]
+    #[arg(long, value_name = "SECONDS", env = "REPRISE_BACK_OFF_MAX")]
+    pub back_off_max: Option<u32>,
+    /// A pod that has run for so long since its last restart begins a new row, in seconds
+    /// [default: 600]
+    #[arg(long, value_name = "SECONDS", env = "REPRISE_BACK_OFF_RESET")]
+    pub back_off_reset: Option<u32>,
     /// How log lines are written [default: text]
     #[arg(long, value_name = "FORMAT", env = "REPRISE_LOG_FORMAT")]
     pub log_format: Option<LogFormat>,
@@ -83,6 +102,11 @@ impl Settings {
             run_dir: self.run_dir.or(lower.run_dir),
             state_dir: self.state_dir.or(lower.state_dir),
             hook_path: self.hook_path.or(lower.hook_path),
+            static_pod_path: self.static_pod_path.or(lower.static_pod_path),
+            start: self.start.or(lower.start),
+            back_off: self.back_off.or(lower.back_off),
+            back_off_max: self.back_off_max.or(lower.back_off_max),
+            back_off_reset: self.back_off_reset.or(lower.back_off_reset),
             log_format: self.log_format.or(lower.log_format),
             log_level: self.log_level.or(lower.log_level),
         }

@@ -1,5 +1,6 @@
 //! The CRI client: one method a call, each with a deadline.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +16,7 @@ use super::api::runtime::v1::runtime_service_client::RuntimeServiceClient;
 use super::config::{Recovered, recover};
 use super::containerd::Containerd;
 use super::error::CriError;
+use super::handlers;
 use super::model::{ContainerStatus, ContainerSummary, RuntimeVersion, SandboxSummary};
 use crate::ids::{ContainerId, SandboxId};
 
@@ -109,6 +111,20 @@ impl Client {
         Ok(answer.into())
     }
 
+    /// The runtime handlers whose containers run no OCI hooks on the host. None where the runtime does not tell, as
+    /// CRI-O.
+    pub async fn handlers_without_hooks(&self) -> Result<HashSet<String>, CriError> {
+        let message = api::StatusRequest { verbose: true };
+        let call = self.read("Status");
+        let answer = call
+            .finish(self.rpc().status(call.request(message)))
+            .await?;
+        match answer.info.get(RUNTIME_CONFIG) {
+            Some(config) => handlers::without_hooks(config),
+            None => Ok(HashSet::new()),
+        }
+    }
+
     /// The containers of one sandbox, or of the node, exited ones as well.
     pub async fn list_containers(
         &self,
@@ -134,12 +150,7 @@ impl Client {
     /// What the runtime says of one container.
     pub async fn container_status(&self, id: &ContainerId) -> Result<ContainerStatus, CriError> {
         let (status, _) = self.status_of(id, false).await?;
-        status
-            .ok_or_else(|| CriError::Malformed {
-                call: "ContainerStatus",
-                problem: format!("no status for container {id}"),
-            })?
-            .try_into()
+        known(status, id)
     }
 
     /// The runtime's own notes on a container, parsed. `None` if it has none.
@@ -156,15 +167,18 @@ impl Client {
             })
     }
 
-    /// The configuration that a container was made from. `None` where the runtime does not tell, as CRI-O.
+    /// The same, and the configuration that the container was made from. `None` where the runtime does not tell that, as
+    /// CRI-O.
     pub async fn container_config(
         &self,
         id: &ContainerId,
-    ) -> Result<Option<Recovered<api::ContainerConfig>>, CriError> {
-        match self.status_of(id, true).await? {
-            (_, Some(info)) => recover("ContainerStatus", &info),
-            (_, None) => Ok(None),
-        }
+    ) -> Result<(ContainerStatus, Option<Recovered<api::ContainerConfig>>), CriError> {
+        let (status, info) = self.status_of(id, true).await?;
+        let recovered = match info {
+            Some(info) => recover("ContainerStatus", &info)?,
+            None => None,
+        };
+        Ok((known(status, id)?, recovered))
     }
 
     /// The sandboxes of the node.
@@ -329,6 +343,19 @@ impl Client {
     }
 }
 
+fn known(
+    status: Option<api::ContainerStatus>,
+    id: &ContainerId,
+) -> Result<ContainerStatus, CriError> {
+    let status = status.ok_or_else(|| CriError::Malformed {
+        call: "ContainerStatus",
+        problem: format!("no status for container {id}"),
+    })?;
+    status.try_into()
+}
+
+/// The key of containerd's configuration in its verbose status.
+const RUNTIME_CONFIG: &str = "config";
 /// The key of containerd's JSON in a verbose answer.
 const INFO: &str = "info";
 

@@ -225,6 +225,14 @@ impl api::runtime_service_server::RuntimeService for Service {
         }))
     }
 
+    async fn status(
+        &self,
+        _: Request<api::StatusRequest>,
+    ) -> Result<Response<api::StatusResponse>, Status> {
+        let info = self.called("Status").await?.info.clone();
+        Ok(Response::new(api::StatusResponse { info }))
+    }
+
     async fn create_container(
         &self,
         request: Request<api::CreateContainerRequest>,

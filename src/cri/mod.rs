@@ -9,10 +9,11 @@ mod containerd;
 mod error;
 #[cfg(test)]
 mod fake;
+mod handlers;
 mod model;
 
 pub use api::runtime::v1::{
-    ContainerConfig, ContainerMetadata, ImageSpec, LinuxContainerConfig,
+    ContainerConfig, ContainerMetadata, ImageSpec, LinuxContainerConfig, LinuxContainerResources,
     LinuxContainerSecurityContext, NamespaceOption, PodSandboxConfig,
 };
 pub use client::{Client, Deadlines};
@@ -20,5 +21,6 @@ pub use config::Recovered;
 pub use containerd::{Containerd, ExitFeed, TaskExit};
 pub use error::CriError;
 pub use model::{
-    ContainerState, ContainerStatus, ContainerSummary, RuntimeVersion, SandboxState, SandboxSummary,
+    CONTAINER_NAME, ContainerState, ContainerStatus, ContainerSummary, RuntimeVersion,
+    SandboxState, SandboxSummary,
 };

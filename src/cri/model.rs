@@ -7,7 +7,7 @@ use super::error::CriError;
 use crate::ids::{Attempt, ContainerId, ContainerName, ExitCode, PodKey, PodUid, SandboxId};
 
 /// The kubelet's label with the container's name in the pod (`pkg/kubelet/types/labels.go`).
-const CONTAINER_NAME: &str = "io.kubernetes.container.name";
+pub const CONTAINER_NAME: &str = "io.kubernetes.container.name";
 
 /// Labels or annotations.
 pub(crate) type Map = BTreeMap<String, String>;
@@ -151,6 +151,8 @@ pub struct ContainerStatus {
     pub reason: String,
     /// The log file's whole path; `None` if it has none.
     pub log_path: Option<String>,
+    /// Its resources as they are now; `None` if the runtime does not tell.
+    pub resources: Option<api::LinuxContainerResources>,
     /// The image that it runs, by digest or id.
     pub image_ref: String,
     /// The image as the kubelet asked for it.
@@ -181,6 +183,7 @@ impl TryFrom<api::ContainerStatus> for ContainerStatus {
             exit_code: (state == ContainerState::Exited).then_some(ExitCode(wire.exit_code)),
             reason: wire.reason,
             log_path: Some(wire.log_path).filter(|path| !path.is_empty()),
+            resources: wire.resources.and_then(|resources| resources.linux),
             image_ref: wire.image_ref,
             image: wire.image.unwrap_or_default(),
             labels: wire.labels,

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 use super::{LIMIT, WAIT};
 
+/// The executable's name among the hook's arguments.
+const PROGRAM: &str = "reprise";
 /// A plugin that does not answer a knock within this time is taken for dead.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 /// Between two knocks at a plugin that died while it held this exit.
@@ -30,17 +32,24 @@ pub struct HookArgs {
 }
 
 impl HookArgs {
-    /// The arguments as the runtime passes them on: `hook SOCKET MARKER`, after the executable's name.
+    /// The arguments as the runtime passes them on: the executable's name, `hook SOCKET MARKER`.
     #[must_use]
     pub fn to_args(&self) -> Vec<String> {
         vec![
+            PROGRAM.into(),
             "hook".into(),
             self.socket.display().to_string(),
             self.marker.display().to_string(),
         ]
     }
 
-    /// Reads what [`Self::to_args`] wrote, without the word `hook`.
+    /// Whether a container's hook with these arguments, its executable's name among them, is ours.
+    #[must_use]
+    pub fn are_ours(args: &[&str]) -> bool {
+        matches!(args, [PROGRAM, "hook", _, _])
+    }
+
+    /// Reads what [`Self::to_args`] wrote, without its first two words.
     #[must_use]
     pub fn parse(args: &[String]) -> Option<Self> {
         let [socket, marker] = args else { return None };
@@ -227,7 +236,7 @@ mod tests {
     #[test]
     fn arguments_survive_the_runtime() {
         let args = place().args;
-        assert_eq!(HookArgs::parse(&args.to_args()[1..]), Some(args));
+        assert_eq!(HookArgs::parse(&args.to_args()[2..]), Some(args));
         assert_eq!(HookArgs::parse(&["only-one".into()]), None);
     }
 }

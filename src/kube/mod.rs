@@ -1,11 +1,19 @@
 //! The API server: the pods of this node, and events on them. Everything works without it.
 
+mod conditions;
 mod connect;
 mod events;
+mod features;
 mod pod_spec;
 mod pods;
+mod start_duties;
+mod static_pods;
 
+pub use conditions::{Condition, Conditions};
 pub use connect::{KubeError, connect};
 pub use events::{EventKind, Events};
+pub use features::{KubeletFeatures, watch_features};
 pub use pod_spec::{ContainerKind, ContainerSpec, PodSpec, RestartPolicy};
 pub use pods::{PodChange, Pods};
+pub use start_duties::StartDuty;
+pub use static_pods::StaticPods;

@@ -2,19 +2,26 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
+use backon::ExponentialBuilder;
 use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, Event, watcher};
+use kube::runtime::watcher::{self, Event, ExponentialBackoff, watcher};
 use kube::{Api, Client};
 use tokio::sync::mpsc;
 
 use super::pod_spec::PodSpec;
 use crate::ids::PodUid;
 
+/// Between two tries of an API server that is away, the first and the longest: a pod that is made before it is heard
+/// again is unknown.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
 /// What the API server told of a pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum PodChange {
     /// It is there, new or changed.
     Applied(Arc<PodSpec>),
@@ -35,7 +42,14 @@ impl Pods {
         let pods = Self::default();
         let (changes, receiver) = mpsc::unbounded_channel();
         let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
-        let stream = watcher(Api::<Pod>::all(client), config).default_backoff();
+        // Jitter keeps a cluster's nodes from coming back together.
+        let pauses = ExponentialBuilder::new()
+            .with_min_delay(FIRST_PAUSE)
+            .with_max_delay(LONGEST_PAUSE)
+            .with_jitter()
+            .without_max_times();
+        let stream = watcher(Api::<Pod>::all(client), config);
+        let stream = stream.backoff(ExponentialBackoff::from(pauses));
         tokio::spawn(pods.clone().follow(stream, changes));
         (pods, receiver)
     }
@@ -45,6 +59,13 @@ impl Pods {
     pub fn get(&self, uid: &PodUid) -> Option<Arc<PodSpec>> {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         known.get(uid).cloned()
+    }
+
+    /// All pods of the node.
+    #[must_use]
+    pub fn all(&self) -> Vec<Arc<PodSpec>> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        known.values().cloned().collect()
     }
 
     async fn follow(
@@ -90,7 +111,7 @@ impl Pods {
                 let spec = Arc::new(spec);
                 listed.insert(spec.uid.clone());
                 let before = known.insert(spec.uid.clone(), Arc::clone(&spec));
-                // Most updates are of the status, which is of no interest here.
+                // Most updates are of parts that are of no interest here.
                 let same = before.is_some_and(|before| before == spec);
                 if same {
                     Vec::new()
@@ -163,6 +184,29 @@ mod tests {
         .await;
         assert_eq!(told, ["+u1", "+u2", "-u1"]);
         assert!(pods.get(&"u2".into()).is_some() && pods.get(&"u1".into()).is_none());
+    }
+
+    #[tokio::test]
+    async fn of_the_status_only_our_conditions_and_its_end_are_news() {
+        let changed = |condition: &str, phase: &str| -> Pod {
+            serde_json::from_value(json!({
+                "metadata": {"name": "u1", "namespace": "n", "uid": "u1"},
+                "spec": {"containers": [{"name": "a"}]},
+                "status": {"phase": phase, "conditions": [{"type": condition, "status": "True"}]},
+            }))
+            .unwrap()
+        };
+        let (pods, told) = told(vec![
+            Ok(Event::Apply(pod("u1"))),
+            Ok(Event::Apply(changed("Ready", "Running"))),
+            Ok(Event::Apply(changed("PodRestarting", "Running"))),
+            Ok(Event::Apply(changed("PodRestarting", "Pending"))),
+            Ok(Event::Apply(changed("PodRestarting", "Failed"))),
+        ])
+        .await;
+        assert_eq!(told, ["+u1"; 3]);
+        let spec = pods.get(&"u1".into()).unwrap();
+        assert!(spec.restarting.contains("PodRestarting") && spec.ending);
     }
 
     #[tokio::test]

@@ -32,6 +32,8 @@ pub struct Instance {
     pub placeholder: bool,
     /// When it was created: nanoseconds since the Unix epoch.
     pub created_at: i64,
+    /// Whether it was made with our hook, so that its exit can be held; `None`: nobody has looked.
+    pub hooked: Option<bool>,
 }
 
 /// The containers of one pod.
@@ -49,6 +51,7 @@ impl Instances {
             .and_modify(|known| {
                 known.state = known.state.max(instance.state);
                 known.created_at = known.created_at.min(instance.created_at);
+                known.hooked = known.hooked.or(instance.hooked);
             })
             .or_insert(instance);
     }
@@ -167,6 +170,7 @@ mod tests {
             state,
             placeholder: false,
             created_at,
+            hooked: Some(true),
         }
     }
 

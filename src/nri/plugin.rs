@@ -45,6 +45,11 @@ pub trait Plugin: Send + Sync + 'static {
         ready(())
     }
 
+    /// Awaited before each attempt to connect to the runtime's socket.
+    fn connecting(&self) -> impl Future<Output = ()> + Send {
+        ready(())
+    }
+
     /// The connection to the runtime was lost. Events are missed until the next
     /// [`configure`](Self::configure) and [`synchronize`](Self::synchronize).
     fn disconnected(&self) -> impl Future<Output = ()> + Send {

@@ -176,6 +176,7 @@ async fn serve<P: Plugin>(
     let mut met = false;
     let mut outage = Outage::new();
     loop {
+        plugin.connecting().await;
         let trunk = match UnixStream::connect(path).await {
             Ok(trunk) => trunk,
             Err(error) => match fatal(path, &error) {

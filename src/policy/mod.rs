@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+use crate::kube::KubeletFeatures;
 pub use error::{Fault, Place, PolicyError, Problem};
 pub use options::{CompletedContainers, LONGEST_GRACE, Options, Start};
 use read::PodRules;
@@ -42,6 +43,8 @@ pub struct Policy {
     pod: Option<Rules>,
     plain: Option<Rules>,
     spec: BTreeMap<String, Rules>,
+    /// What the kubelet does by itself about `spec`.
+    native: KubeletFeatures,
     options: Options,
 }
 
@@ -52,17 +55,20 @@ impl Policy {
     pub fn from_annotations<'a>(
         annotations: impl IntoIterator<Item = (&'a str, &'a str)>,
     ) -> Result<Option<Self>, PolicyError> {
-        Self::from_pod(annotations, [])
+        Self::from_pod(annotations, [], KubeletFeatures::default())
     }
 
     /// Reads a pod's annotations and takes `spec`, the `restartPolicyRules` of its containers by
-    /// name, for those to which no annotation applies. `None`: there are no rules at all.
+    /// name, for those to which no annotation applies. What of them the kubelet acts on by itself,
+    /// as `native` says, is left to it. `None`: there is nothing to do at all.
     pub fn from_pod<'a>(
         annotations: impl IntoIterator<Item = (&'a str, &'a str)>,
         spec: impl IntoIterator<Item = (String, Rules)>,
+        native: KubeletFeatures,
     ) -> Result<Option<Self>, PolicyError> {
         let mut policy = Self {
             spec: spec.into_iter().collect(),
+            native,
             ..Self::default()
         };
         let mut problems = Vec::new();
@@ -108,15 +114,26 @@ impl Policy {
     }
 
     fn has_no_rules(&self) -> bool {
-        let named = self
-            .own
-            .values()
-            .chain(self.mapped.values())
-            .chain(self.spec.values());
-        named
+        let written = self.own.values().chain(self.mapped.values());
+        let none_written = written
             .chain(&self.pod)
             .chain(&self.plain)
-            .all(Rules::is_empty)
+            .all(Rules::is_empty);
+        none_written && !self.spec.values().any(|rules| self.acts_on_spec(rules))
+    }
+
+    /// Whether any of these rules of the spec is not the kubelet's business.
+    fn acts_on_spec(&self, rules: &Rules) -> bool {
+        rules.actions().any(|action| !self.is_native(action))
+    }
+
+    fn is_native(&self, action: Action) -> bool {
+        match action {
+            Action::Restart => self.native.container_rules,
+            Action::RestartAllContainers => self.native.restart_all,
+            // No kubelet has it: it is of a draft.
+            Action::RestartPod => false,
+        }
     }
 
     /// Fails if an annotation names a container that is not among `names`, all containers and init
@@ -146,13 +163,23 @@ impl Policy {
     /// Success (0) is a code like any other here, also for init containers.
     #[must_use]
     pub fn action(&self, container: &str, code: i32) -> Option<Action> {
-        self.rules(container)?.action(code)
+        if let Some(rules) = self.annotated(container) {
+            return rules.action(code);
+        }
+        let action = self.spec.get(container)?.action(code)?;
+        (!self.is_native(action)).then_some(action)
     }
 
     /// Whether any rule applies to `container`, so that its exits must be held.
     #[must_use]
     pub fn covers(&self, container: &str) -> bool {
-        self.rules(container).is_some_and(|rules| !rules.is_empty())
+        match self.annotated(container) {
+            Some(rules) => !rules.is_empty(),
+            None => self
+                .spec
+                .get(container)
+                .is_some_and(|rules| self.acts_on_spec(rules)),
+        }
     }
 
     /// How the pod wants its restarts done.
@@ -161,24 +188,20 @@ impl Policy {
         &self.options
     }
 
-    fn rules(&self, container: &str) -> Option<&Rules> {
+    /// The rules that annotations have for `container`, an empty list among them.
+    fn annotated(&self, container: &str) -> Option<&Rules> {
         let named = self
             .own
             .get(container)
             .or_else(|| self.mapped.get(container));
-        named
-            .or(self.pod.as_ref())
-            .or(self.plain.as_ref())
-            .or_else(|| self.spec.get(container))
+        named.or(self.pod.as_ref()).or(self.plain.as_ref())
     }
 }
 
-/// Whether a pod with these annotations may have restart rules: a test of the keys alone, which
+/// Whether a pod with annotations of these keys may have restart rules: a test of the keys alone, which
 /// allocates nothing, because it runs for every container that a node creates.
-pub fn has_rules<'a>(annotations: impl IntoIterator<Item = (&'a str, &'a str)>) -> bool {
-    annotations
-        .into_iter()
-        .any(|(key, _)| place(key, RULES_KEY).is_some())
+pub fn has_rules<'a>(keys: impl IntoIterator<Item = &'a str>) -> bool {
+    keys.into_iter().any(|key| place(key, RULES_KEY).is_some())
 }
 
 /// Reads `restartPolicyRules` as written in a manifest; `field` names the place in errors.

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use clap::ValueEnum;
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::OPTIONS_KEY;
@@ -11,18 +13,18 @@ use super::read::{self, Word};
 /// How a pod wants its restarts done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// Who starts the containers again.
-    pub start: Start,
+    /// Who starts the containers again; `None`: as the plugin is configured.
+    pub start: Option<Start>,
     /// How long containers may take to stop under [`super::Action::RestartPod`]; whole seconds.
     pub grace_period: Duration,
-    /// What becomes of containers that had ended with success before the restart.
+    /// What becomes of regular containers that had ended for good before the restart.
     pub completed_containers: CompletedContainers,
 }
 
 impl Default for Options {
     fn default() -> Self {
         Self {
-            start: Start::Auto,
+            start: None,
             grace_period: Duration::from_secs(10),
             completed_containers: CompletedContainers::Restart,
         }
@@ -41,13 +43,15 @@ impl Options {
 }
 
 /// Who starts the containers again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Deserialize)]
+#[value(rename_all = "PascalCase")]
 pub enum Start {
-    /// By replay where its result cannot be told from the kubelet's own start, else by the kubelet.
+    /// The plugin where the result cannot be told from the kubelet's own start, else the kubelet
+    #[default]
     Auto,
-    /// Always the kubelet.
+    /// The kubelet
     Kubelet,
-    /// The plugin, from the configuration that the kubelet gave the runtime.
+    /// The plugin wherever it can, from the configuration of the last start
     Replay,
 }
 
@@ -59,7 +63,8 @@ impl Word for Start {
     ];
 }
 
-/// What becomes of containers that had ended with success before the restart.
+/// What becomes of regular containers that had ended for good before the restart, as their policy says: with any
+/// code under `Never`, with 0 under `OnFailure`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CompletedContainers {
     /// They run again (KEP-5532, "Regular Containers").
@@ -119,7 +124,7 @@ fn read_options(key: &str, text: &str, problems: &mut Vec<Problem>) -> Options {
     };
     for (name, value) in &fields {
         let read = match name.as_str() {
-            "start" => read::word("start", value).map(|start| options.start = start),
+            "start" => read::word("start", value).map(|start| options.start = Some(start)),
             "gracePeriodSeconds" => seconds(value).map(|period| options.grace_period = period),
             "completedContainers" => read::word("completedContainers", value)
                 .map(|what| options.completed_containers = what),
@@ -163,7 +168,7 @@ mod tests {
     fn every_field_is_read() {
         let text = "{start: Replay, gracePeriodSeconds: 3, completedContainers: Keep}";
         let expected = Options {
-            start: Start::Replay,
+            start: Some(Start::Replay),
             grace_period: Duration::from_secs(3),
             completed_containers: CompletedContainers::Keep,
         };
@@ -179,7 +184,7 @@ mod tests {
         let options = options(&both).unwrap();
         assert_eq!(
             (options.start, options.grace_period),
-            (Start::Auto, Duration::from_secs(1))
+            (None, Duration::from_secs(1))
         );
     }
 

@@ -1,5 +1,8 @@
 //! Restart rules of one container, after KEP-5307 and KEP-5532: which exit asks for which restart.
 
+use k8s_openapi::api::core::v1::ContainerRestartRule;
+use serde::{Deserialize, Serialize};
+
 use super::read::Word;
 
 /// KEP-5307: at most 20 rules for a container.
@@ -8,7 +11,7 @@ pub const MAX_RULES: usize = 20;
 pub const MAX_VALUES: usize = 255;
 
 /// What an exit asks for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Action {
     /// Start this container again, whatever its restartPolicy (KEP-5307).
     Restart,
@@ -96,6 +99,22 @@ impl From<Vec<Rule>> for Rules {
     }
 }
 
+impl From<&[ContainerRestartRule]> for Rules {
+    /// Of a container's spec. The API server has checked them; what this version does not know, a
+    /// newer one may, and is passed over like a rule that does not match.
+    fn from(rules: &[ContainerRestartRule]) -> Self {
+        let rule = |rule: &ContainerRestartRule| {
+            let exit_codes = rule.exit_codes.as_ref()?;
+            Some(Rule {
+                action: Action::from_name(&rule.action)?,
+                operator: Operator::from_name(&exit_codes.operator)?,
+                values: exit_codes.values.clone().unwrap_or_default(),
+            })
+        };
+        Self(rules.iter().filter_map(rule).collect())
+    }
+}
+
 impl Rules {
     /// What an exit with `code` asks for: the first rule that matches decides (KEP-5307). `None`:
     /// no rule matches, and the container's restartPolicy stands.
@@ -105,6 +124,11 @@ impl Rules {
             .iter()
             .find(|rule| rule.matches(code))
             .map(|rule| rule.action)
+    }
+
+    /// What the rules ask for, in their order.
+    pub(super) fn actions(&self) -> impl Iterator<Item = Action> {
+        self.0.iter().map(|rule| rule.action)
     }
 
     /// Whether there is no rule at all.

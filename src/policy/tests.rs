@@ -87,13 +87,14 @@ fn rules_of_the_spec_apply_where_no_annotation_does() {
         ["trainer", "other"].map(|name| (name.to_owned(), Rules::from(vec![rule.clone()])))
     };
     let own = list(Action::RestartPod, 3);
-    let both = Policy::from_pod([(OWN, own.as_str())], spec())
+    let unable = KubeletFeatures::default();
+    let both = Policy::from_pod([(OWN, own.as_str())], spec(), unable)
         .unwrap()
         .unwrap();
     assert_eq!(both.action("trainer", 3), Some(Action::RestartPod));
     assert_eq!(both.action("other", 3), Some(Action::Restart));
     assert!(
-        Policy::from_pod([], spec())
+        Policy::from_pod([], spec(), unable)
             .unwrap()
             .unwrap()
             .covers("trainer")
@@ -101,16 +102,40 @@ fn rules_of_the_spec_apply_where_no_annotation_does() {
 }
 
 #[test]
+fn what_the_kubelet_does_by_itself_is_left_to_it_but_annotations_are_not() {
+    let rules = |action| {
+        let rule = Rule {
+            action,
+            operator: Operator::In,
+            values: vec![3],
+        };
+        [("trainer".to_owned(), Rules::from(vec![rule]))]
+    };
+    let able = KubeletFeatures {
+        container_rules: true,
+        restart_all: false,
+    };
+    assert_eq!(Policy::from_pod([], rules(Action::Restart), able), Ok(None));
+    let all = Policy::from_pod([], rules(Action::RestartAllContainers), able);
+    let all = all.unwrap().unwrap();
+    assert_eq!(all.action("trainer", 3), Some(Action::RestartAllContainers));
+    let own = list(Action::Restart, 3);
+    let annotated = Policy::from_pod([(OWN, own.as_str())], rules(Action::Restart), able);
+    let annotated = annotated.unwrap().unwrap();
+    assert_eq!(annotated.action("trainer", 3), Some(Action::Restart));
+}
+
+#[test]
 fn the_keys_alone_tell_whether_there_may_be_rules() {
     for key in [RULES_KEY, POD, OWN] {
-        assert!(has_rules([("a", ""), (key, "")]), "{key}");
+        assert!(has_rules(["a", key]), "{key}");
     }
     for key in [
         "restart-rules.reprise.developer",
         "restart-rules.reprise.dev/",
         "x/restart-rules.reprise.dev",
     ] {
-        assert!(!has_rules([(key, "")]), "{key}");
+        assert!(!has_rules([key]), "{key}");
     }
 }
 

@@ -1,13 +1,21 @@
 //! What people see of the plugin's decisions: one log line and one event on the pod for each.
 
+mod condition;
+
+pub use condition::kind as condition_type;
+
+use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
-use crate::ids::{ContainerName, ExitCode, PodIdentity};
-use crate::kube::{EventKind, Events};
+use tokio::sync::oneshot;
+
+use crate::ids::{ContainerName, ExitCode, PodIdentity, PodUid};
+use crate::kube::{Conditions, EventKind, Events, KubeletFeatures, PodSpec};
+use crate::policy::Action;
 
 /// What there is to say of a restart.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Story<'a> {
     /// Whose restart.
     pub pod: &'a PodIdentity,
@@ -17,56 +25,174 @@ pub struct Story<'a> {
     pub container: &'a ContainerName,
     /// What it exited with.
     pub code: ExitCode,
-    /// All containers, or that one.
-    pub whole_pod: bool,
+    /// What is done about it.
+    pub action: Action,
+    /// The type of the pod condition that tells of it, if there is one.
+    pub condition: Option<&'a str>,
+    /// How long no container may start.
+    pub back_off: Duration,
+    /// Until when that is, as people read it.
+    pub start_at: String,
     /// How the containers are started again.
     pub way: &'static str,
+    /// Why that is not by replay.
+    pub no_replay: Option<&'a str>,
+}
+
+impl Story<'_> {
+    fn how(&self) -> String {
+        match self.no_replay {
+            Some(why) => format!("{} (no replay: {why})", self.way),
+            None => self.way.to_owned(),
+        }
+    }
+
+    /// The wording of KEP-5532, "Pod condition `AllContainersRestarting`".
+    fn cause(&self) -> String {
+        let Self {
+            container, code, ..
+        } = self;
+        let target = match self.action {
+            Action::Restart => "container",
+            Action::RestartAllContainers | Action::RestartPod => "pod",
+        };
+        format!("Container {container} exited with code {code}, triggering {target} restart")
+    }
 }
 
 /// Tells people. Events go to the API when it is there and are dropped when it is not: nothing waits for it.
 #[derive(Debug, Clone)]
 pub struct Reporter {
     events: Option<Events>,
+    conditions: Option<Conditions>,
 }
 
 impl Reporter {
     /// `None`: there is no API server, the log is all.
     #[must_use]
-    pub fn new(events: Option<Events>) -> Self {
-        Self { events }
+    pub fn new(events: Option<Events>, conditions: Option<Conditions>) -> Self {
+        Self { events, conditions }
     }
 
     /// A restart was decided.
     pub fn restarting(&self, story: &Story<'_>) {
-        let (what, reason, target) = if story.whole_pod {
-            ("all containers", "RestartingAllContainers", "pod")
-        } else {
-            ("one container", "RestartingContainer", "container")
+        let (what, reason) = match story.action {
+            Action::Restart => ("one container", "RestartingContainer"),
+            Action::RestartAllContainers => ("all containers", "RestartingAllContainers"),
+            Action::RestartPod => ("the pod", "RestartingPod"),
         };
         let Story {
             container, code, ..
         } = story;
         tracing::info!(
             pod = %story.pod.key, %container, exit_code = %code, restart = story.restart,
-            "restarting {what} in place, {}", story.way
+            "restarting {what} in place, {}", story.how()
         );
-        // The wording of KEP-5532, "Pod condition AllContainersRestarting".
-        let message =
-            format!("Container {container} exited with code {code}, triggering {target} restart");
-        self.event(story.pod, EventKind::Normal, reason, message);
+        self.event(story.pod, EventKind::Normal, reason, story.cause());
+        if !story.back_off.is_zero() {
+            let seconds = story.back_off.as_secs();
+            tracing::warn!(pod = %story.pod.key, restart = story.restart, seconds, "the pod restarts too often: backing off");
+            let message = format!(
+                "Back-off: the pod restarts too often, nothing starts before {}",
+                story.start_at
+            );
+            self.event(story.pod, EventKind::Warning, "BackOff", message);
+        }
+    }
+
+    /// Sets the pod's condition, of the pod with `api_uid` in the API. The receiver hears when that is done; `None`:
+    /// there is nobody to tell, or nothing.
+    #[must_use]
+    pub fn condition(
+        &self,
+        story: &Story<'_>,
+        api_uid: &PodUid,
+        restarting: bool,
+    ) -> Option<oneshot::Receiver<()>> {
+        let conditions = self.conditions.as_ref()?;
+        let condition = condition::of(story.condition?, restarting, story.cause());
+        Some(conditions.set(&story.pod.key, api_uid, condition))
+    }
+
+    /// Takes back conditions of restarts that nobody carries out any more.
+    pub fn end_conditions(&self, spec: &PodSpec, native: KubeletFeatures) {
+        let Some(conditions) = &self.conditions else {
+            return;
+        };
+        for kind in &spec.restarting {
+            if condition::is_ours(kind, native) {
+                tracing::info!(pod = %spec.key, kind, "a condition was left behind: taking it back");
+                let message = "The plugin ended during the restart".to_owned();
+                // Whoever waits for it is the API server's watchers.
+                drop(conditions.set(
+                    &spec.key,
+                    &spec.api_uid,
+                    condition::of(kind, false, message),
+                ));
+            }
+        }
+    }
+
+    /// The kubelet's own features are known.
+    pub fn features(&self, native: KubeletFeatures) {
+        let KubeletFeatures {
+            container_rules,
+            restart_all,
+        } = native;
+        let what = match (container_rules, restart_all) {
+            (true, true) => "standing aside for all of them",
+            (true, false) => "standing aside for action Restart, not for RestartAllContainers",
+            (false, true) => "standing aside for action RestartAllContainers, not for Restart",
+            (false, false) => "acting on them in its place",
+        };
+        tracing::info!(
+            container_rules,
+            restart_all,
+            "rules in the spec of a pod, which this kubelet may act on itself: {what}"
+        );
+    }
+
+    /// Exits of these containers cannot be held.
+    pub fn not_protected(
+        &self,
+        pod: &PodIdentity,
+        containers: &BTreeSet<ContainerName>,
+        runs_hooks: bool,
+    ) {
+        let names: Vec<&str> = containers.iter().map(ContainerName::as_str).collect();
+        let names = names.join(", ");
+        let why = if runs_hooks {
+            "they were started before the plugin. They are protected once they have restarted"
+        } else {
+            "the pod's runtime handler runs no hooks on the host"
+        };
+        tracing::warn!(pod = %pod.key, containers = names, "exits cannot be held: {why}");
+        let message = format!(
+            "Exits of {names} cannot be held, so that the kubelet may act on them before the pod is restarted (with restartPolicy Never the pod may fail): {why}"
+        );
+        self.event(pod, EventKind::Warning, "NotProtected", message);
     }
 
     /// All containers have been started again.
     pub fn restarted(&self, story: &Story<'_>, took: Duration) {
         let took_ms = took.as_millis();
-        tracing::info!(pod = %story.pod.key, restart = story.restart, took_ms, "all containers run again");
-        let reason = if story.whole_pod {
-            "RestartedAllContainers"
-        } else {
-            "RestartedContainer"
+        let (what, reason) = match story.action {
+            Action::Restart => ("the container runs", "RestartedContainer"),
+            Action::RestartAllContainers => ("all containers run", "RestartedAllContainers"),
+            Action::RestartPod => ("all containers run", "RestartedPod"),
         };
-        let message = format!("Restarted in place in {took_ms} ms");
+        let way = story.how();
+        tracing::info!(pod = %story.pod.key, restart = story.restart, took_ms, "{what} again, {way}");
+        let message = format!("Restarted in place in {took_ms} ms, {way}");
         self.event(story.pod, EventKind::Normal, reason, message);
+    }
+
+    /// The plugin itself has made and started a container, as the kubelet tells of those that it starts.
+    pub fn started(&self, pod: &PodIdentity, container: &ContainerName) {
+        for (reason, done) in [("Created", "created"), ("Started", "started")] {
+            let message = format!("Container {container} {done} by replay");
+            self.event(pod, EventKind::Normal, reason, message);
+        }
     }
 
     /// An init container failed under `restartPolicy: Never`; the kubelet says so itself.
@@ -77,11 +203,11 @@ impl Reporter {
         );
     }
 
-    /// The pod was deleted during the restart.
+    /// The pod was deleted, or came to its end, during the restart.
     pub fn deleted_meanwhile(&self, story: &Story<'_>, took: Duration) {
         tracing::info!(
             pod = %story.pod.key, restart = story.restart, took_ms = took.as_millis(),
-            "the pod was deleted during the restart: let it go"
+            "the pod was deleted or ended during the restart: let it go"
         );
     }
 
@@ -94,6 +220,17 @@ impl Reporter {
             "gave up waiting for the kubelet to start containers; nothing keeps it from doing so"
         );
         let message = format!("Gave up waiting for the kubelet to start {names}");
+        self.event(story.pod, EventKind::Warning, "RestartIncomplete", message);
+    }
+
+    /// The exits are let go without a placeholder that hides them.
+    pub fn unshielded(&self, story: &Story<'_>, took: Duration) {
+        let why = "the runtime did not make placeholders in time, the kubelet sees that the containers have exited";
+        tracing::warn!(
+            pod = %story.pod.key, restart = story.restart, took_ms = took.as_millis(),
+            "gave up: {why}"
+        );
+        let message = format!("Gave up: {why}");
         self.event(story.pod, EventKind::Warning, "RestartIncomplete", message);
     }
 

@@ -82,8 +82,11 @@ fn config(
         .and_then(|linux| linux.security_context.as_ref())
         .and_then(|security| security.namespace_options.clone());
     ContainerConfig {
+        // Its container's name, for the kubelet's status, is in the labels. Its garbage collection goes by this one, and
+        // keeps one dead container of a name (kuberuntime_gc.go `evictableContainers`): neither another placeholder nor
+        // the exit behind it may be collected because of this one.
         metadata: Some(ContainerMetadata {
-            name: name.to_string(),
+            name: format!("reprise-{attempt}"),
             attempt,
         }),
         image: Some(ImageSpec {

@@ -1,11 +1,14 @@
 //! What one restart is to do, settled at the moment it is decided.
 
 use std::fmt;
+use std::time::Duration;
 
+use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity};
 use crate::kube::{ContainerKind, RestartPolicy};
+use crate::policy::Action;
 
 /// Names a restart in logs, events and on disk.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -18,7 +21,7 @@ impl fmt::Display for RestartId {
     }
 }
 
-/// How the kubelet is brought to start the containers again. All three are "start by the kubelet".
+/// How the kubelet is brought to start the containers again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Way {
@@ -30,6 +33,16 @@ pub enum Way {
     /// Placeholders stand until the kubelet has recorded them as waiting, then everything is removed: with no
     /// container of the pod left, it begins with the first init container (`computePodActions`).
     Cleared,
+}
+
+/// Who makes and starts the new attempts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Starter {
+    /// The plugin, by replay while all exits are held; if that fails, the kubelet in the plan's [`Way`].
+    Plugin,
+    /// The kubelet, for this reason.
+    Kubelet(String),
 }
 
 /// The exit that the restart answers.
@@ -59,22 +72,54 @@ pub struct Member {
     pub name: ContainerName,
     /// What it is to the kubelet.
     pub kind: ContainerKind,
+    /// By what the kubelet decides whether it starts again: its own restart policy where this kubelet has such
+    /// (KEP-5307), else the pod's.
+    pub restart_policy: RestartPolicy,
     /// Its newest attempt; `None` if it was never created.
     pub old: Option<Old>,
+    /// Whether that one was made without our hook: its exit is seen at once.
+    pub bare: bool,
     /// Its attempts before that one, if the runtime still has any: where the newest is removed, they would be
     /// taken for it.
     pub older: Vec<ContainerId>,
+    /// Whether it has a startup probe, which the containers after a sidecar wait for.
+    pub startup_probe: bool,
     /// How many placeholders shield it.
     pub placeholders: u8,
 }
 
 impl Member {
     fn had_ended(&self) -> bool {
-        self.old.as_ref().is_some_and(|old| old.exit.is_some())
+        self.exit().is_some()
     }
 
-    fn was_running(&self) -> bool {
+    /// Whether it had ended for good, and does not wait for the kubelet to start it again.
+    pub(super) fn had_completed(&self) -> bool {
+        self.exit()
+            .is_some_and(|code| !self.is_restarted_after(code))
+    }
+
+    fn exit(&self) -> Option<ExitCode> {
+        self.old.as_ref()?.exit
+    }
+
+    pub(super) fn was_running(&self) -> bool {
         self.old.as_ref().is_some_and(|old| old.exit.is_none())
+    }
+
+    /// Whether the kubelet starts it again by itself when it ends with this code
+    /// (`pkg/kubelet/container/helpers.go`, `ShouldContainerBeRestarted`).
+    fn is_restarted_after(&self, code: ExitCode) -> bool {
+        match self.kind {
+            ContainerKind::Sidecar => true,
+            // It has completed (KEP-5307: init containers restart "until it succeeds").
+            ContainerKind::Init if code == ExitCode::SUCCESS => true,
+            ContainerKind::Init | ContainerKind::Regular => match self.restart_policy {
+                RestartPolicy::Always => true,
+                RestartPolicy::OnFailure => code != ExitCode::SUCCESS,
+                RestartPolicy::Never => false,
+            },
+        }
     }
 }
 
@@ -87,22 +132,29 @@ pub struct Plan {
     pub pod: PodIdentity,
     /// What set it off.
     pub trigger: Trigger,
+    /// What it does: one container, or all with or without time to stop.
+    pub action: Action,
+    /// The type of the pod condition that tells of it, if there is one: the same from beginning to end, whatever is
+    /// learnt of the kubelet meanwhile.
+    pub condition: Option<String>,
     /// The pod's restart policy, or the safest one where it is not known.
     pub restart_policy: RestartPolicy,
-    /// How the containers are started again.
+    /// Who starts the containers again.
+    pub starter: Starter,
+    /// How the kubelet is brought to do so, if it is to.
     pub way: Way,
     /// The container whose refused creation proves that the kubelet has recorded the shields.
     pub guard: ContainerName,
     /// The containers, in start order. Under action `Restart` the trigger alone.
     pub members: Vec<Member>,
-    /// Whether all containers of the pod take part.
-    pub whole_pod: bool,
     /// Whether kinds and order are the spec's; else they are guessed, and no order is kept.
     pub ordered: bool,
     /// How long a container may take to stop, in milliseconds; 0 kills at once.
     pub grace_ms: u64,
     /// When it was decided: milliseconds since the Unix epoch.
     pub decided_at_ms: u64,
+    /// How long after that no container may start: the pod restarts too often. In milliseconds.
+    pub back_off_ms: u64,
     /// How often it has begun anew because containers were started behind its back.
     pub again: u8,
 }
@@ -116,34 +168,41 @@ pub struct Circumstances {
     pub pod: PodIdentity,
     /// What set it off.
     pub trigger: Trigger,
+    /// What it asks for.
+    pub action: Action,
+    /// The type of the pod condition that tells of it.
+    pub condition: Option<String>,
+    /// Who is to start the containers again.
+    pub starter: Starter,
     /// `None`: the pod's spec is not known.
     pub restart_policy: Option<RestartPolicy>,
     /// The pod's containers in start order, or in the order they were first created where the spec is not known.
     pub containers: Vec<Member>,
-    /// Whether regular containers that had ended before stay as they are.
+    /// Whether regular containers that had ended for good stay as they are.
     pub keep_completed: bool,
     /// How long a container may take to stop, in milliseconds.
     pub grace_ms: u64,
     /// Milliseconds since the Unix epoch.
     pub decided_at_ms: u64,
+    /// How long after that no container may start, in milliseconds.
+    pub back_off_ms: u64,
     /// How often the restart has begun anew.
     pub again: u8,
 }
 
 impl Circumstances {
-    /// Whether the kubelet starts the trigger again by itself, as the pod's policy says.
-    fn kubelet_restarts_trigger(&self) -> bool {
-        let kind = kind_of(&self.containers, &self.trigger.name);
-        match self.restart_policy {
-            _ if kind == Some(ContainerKind::Sidecar) => true,
-            // It has completed (KEP-5307: init containers restart "until it succeeds").
-            _ if kind == Some(ContainerKind::Init) && self.trigger.code == ExitCode::SUCCESS => {
-                true
-            }
-            Some(RestartPolicy::Always) => true,
-            Some(RestartPolicy::OnFailure) => self.trigger.code != ExitCode::SUCCESS,
-            Some(RestartPolicy::Never) | None => false,
+    /// What is to be done; `None` where the kubelet does it by itself.
+    #[must_use]
+    pub fn plan(self) -> Option<Plan> {
+        match self.action {
+            Action::Restart => self.restart_one(),
+            Action::RestartAllContainers | Action::RestartPod => Some(self.restart_all()),
         }
+    }
+
+    fn kubelet_restarts_trigger(&self) -> bool {
+        let trigger = member_of(&self.containers, &self.trigger.name);
+        trigger.is_some_and(|trigger| trigger.is_restarted_after(self.trigger.code))
     }
 
     /// The plan for `RestartAllContainers` and `RestartPod` (KEP-5532, "Restart Phases").
@@ -154,11 +213,11 @@ impl Circumstances {
             self.containers.retain(|member| {
                 member.name == trigger
                     || member.kind != ContainerKind::Regular
-                    || !member.had_ended()
+                    || !member.had_completed()
             });
         }
         let way = self.way();
-        let mut plan = self.into_plan(way, true);
+        let mut plan = self.into_plan(way);
         plan.guard = plan.choose_guard();
         if way != Way::Kept {
             plan.place_shields();
@@ -167,8 +226,7 @@ impl Circumstances {
     }
 
     /// The plan for `Restart` (KEP-5307); `None` where the kubelet restarts that container by itself.
-    #[must_use]
-    pub fn restart_one(mut self) -> Option<Plan> {
+    fn restart_one(mut self) -> Option<Plan> {
         if self.kubelet_restarts_trigger() {
             return None;
         }
@@ -178,76 +236,118 @@ impl Circumstances {
             // With one, the pod would count as stopped if every other container had ended (getPhase).
             member.placeholders = 2;
         }
-        Some(self.into_plan(Way::Shielded, false))
+        Some(self.into_plan(Way::Shielded))
     }
 
     fn way(&self) -> Way {
         let members = &self.containers;
-        let trigger_kind = kind_of(members, &self.trigger.name);
-        let Some(policy) = self.restart_policy else {
-            return Way::Cleared;
-        };
-        let regular_runs = members
+        let mut regulars = members
             .iter()
-            .any(|member| member.kind == ContainerKind::Regular && member.was_running());
-        let trigger_is_regular = trigger_kind == Some(ContainerKind::Regular);
+            .filter(|member| member.kind == ContainerKind::Regular);
+        let regular_runs = regulars.clone().any(Member::was_running);
+        let trigger = member_of(members, &self.trigger.name);
+        let trigger_is_regular =
+            trigger.is_some_and(|member| member.kind == ContainerKind::Regular);
+        let kubelet_restarts_all = self.kubelet_restarts_trigger()
+            && regulars.all(|member| member.restart_policy != RestartPolicy::Never);
         let plain = members
             .iter()
             .all(|member| member.kind == ContainerKind::Regular);
-        match policy {
+        match self.restart_policy {
+            None => Way::Cleared,
             // The release of a regular container's exit is what wakes the kubelet; without one to release,
             // nothing tells it that the init containers are gone.
             _ if !regular_runs && !trigger_is_regular => Way::Cleared,
-            RestartPolicy::Always => Way::Kept,
-            RestartPolicy::OnFailure if self.kubelet_restarts_trigger() => Way::Kept,
-            RestartPolicy::OnFailure | RestartPolicy::Never if plain => Way::Shielded,
-            RestartPolicy::OnFailure | RestartPolicy::Never => Way::Cleared,
+            Some(_) if kubelet_restarts_all => Way::Kept,
+            Some(_) if plain => Way::Shielded,
+            Some(_) => Way::Cleared,
         }
     }
 
-    fn into_plan(self, way: Way, whole_pod: bool) -> Plan {
+    fn into_plan(self, way: Way) -> Plan {
         Plan {
             id: self.id,
             pod: self.pod,
             guard: self.trigger.name.clone(),
             trigger: self.trigger,
+            action: self.action,
+            condition: self.condition,
             ordered: self.restart_policy.is_some(),
             restart_policy: self.restart_policy.unwrap_or(RestartPolicy::Never),
+            starter: self.starter,
             way,
             members: self.containers,
-            whole_pod,
             grace_ms: self.grace_ms,
             decided_at_ms: self.decided_at_ms,
+            back_off_ms: self.back_off_ms,
             again: self.again,
         }
     }
 }
 
-fn kind_of(members: &[Member], name: &ContainerName) -> Option<ContainerKind> {
-    let member = members.iter().find(|member| member.name == *name);
-    member.map(|member| member.kind)
+fn member_of<'m>(members: &'m [Member], name: &ContainerName) -> Option<&'m Member> {
+    members.iter().find(|member| member.name == *name)
 }
 
 impl Plan {
     /// The member of that name; ephemeral containers, for one, are none.
     #[must_use]
     pub fn member(&self, name: &ContainerName) -> Option<&Member> {
-        self.members.iter().find(|member| member.name == *name)
+        member_of(&self.members, name)
+    }
+
+    /// Whether all containers of the pod take part.
+    #[must_use]
+    pub fn is_whole_pod(&self) -> bool {
+        self.action != Action::Restart
+    }
+
+    /// How long after the decision no container may start.
+    #[must_use]
+    pub fn back_off(&self) -> Duration {
+        Duration::from_millis(self.back_off_ms)
+    }
+
+    /// When that is, for people: RFC 3339 in UTC, to the second.
+    #[must_use]
+    pub fn start_at(&self) -> String {
+        let ms = self.decided_at_ms.saturating_add(self.back_off_ms);
+        let at = i64::try_from(ms / 1000).ok();
+        let at = at.and_then(|seconds| Timestamp::from_second(seconds).ok());
+        at.unwrap_or_default().to_string()
+    }
+
+    /// Whether exits may be seen as soon as they happen, so that shields come before the kills.
+    #[must_use]
+    pub fn shields_come_first(&self) -> bool {
+        // What was started while no plugin was there has no hook either.
+        let bare = |member: &Member| member.bare && member.was_running();
+        // With a grace period the shields wait for the ends: the kubelet must see what runs.
+        self.grace_ms == 0 && (self.again > 0 || self.members.iter().any(bare))
     }
 
     /// The kubelet must be about to create the guard when it sees it waiting: a regular container, else the
-    /// init container that stopped, else the sidecar that is all there is.
+    /// init container that stopped, else the sidecar that is all there is. An init container stops while regular ones
+    /// run, to the kubelet, if that was in a replay. In a later round, one that was started instead of the trigger and
+    /// has ended is being removed: one which runs is the better guard.
     fn choose_guard(&self) -> ContainerName {
         let trigger = self
             .member(&self.trigger.name)
             .filter(|member| member.old.is_some() && member.kind != ContainerKind::Sidecar);
+        let is_itself = |member: &&Member| {
+            let old = member.old.as_ref();
+            let stopped = old.is_some_and(|old| old.id == self.trigger.container);
+            member.kind == ContainerKind::Regular && (stopped || member.was_running())
+        };
         let running = |kind| {
             self.members
                 .iter()
                 .find(move |member| member.kind == kind && member.was_running())
         };
         let guard = trigger
+            .filter(is_itself)
             .or_else(|| running(ContainerKind::Regular))
+            .or(trigger)
             .or_else(|| running(ContainerKind::Init));
         guard.map_or_else(|| self.trigger.name.clone(), |member| member.name.clone())
     }
@@ -257,8 +357,12 @@ impl Plan {
             let exited = member.had_ended();
             member.placeholders = match member.kind {
                 _ if member.name == self.guard => 2,
-                // A completed regular container is to run again too, and is removed or replaced like the others.
-                ContainerKind::Regular if member.was_running() || exited => 1,
+                ContainerKind::Regular if member.was_running() => 1,
+                // A completed one is to run again too. What is cleared away is gone before the kubelet starts
+                // anything; if it were seen as waiting first, the kubelet would drop the pod's whole status, the
+                // other shields with it (status_manager.go `checkContainerStateTransition`), and before an init
+                // container that is the guard it would count as initialised (`computePodActions`).
+                ContainerKind::Regular if exited && self.way == Way::Shielded => 1,
                 _ => 0,
             };
         }
@@ -302,8 +406,11 @@ pub(crate) mod tests {
                 Member {
                     name: name.into(),
                     kind,
+                    restart_policy: policy.unwrap_or(RestartPolicy::Never),
                     old,
+                    bare: false,
                     older: Vec::new(),
+                    startup_probe: false,
                     placeholders: 0,
                 }
             })
@@ -323,11 +430,15 @@ pub(crate) mod tests {
                 container: format!("{trigger}-0").into(),
                 code: ExitCode(code),
             },
+            action: Action::RestartAllContainers,
+            condition: Some("AllContainersRestarting".into()),
+            starter: Starter::Kubelet("start: Kubelet".into()),
             restart_policy: policy,
             containers,
             keep_completed: false,
             grace_ms: 0,
             decided_at_ms: 1,
+            back_off_ms: 0,
             again: 0,
         }
     }
@@ -408,7 +519,39 @@ pub(crate) mod tests {
         kept.keep_completed = true;
         assert_eq!(shields(&kept.restart_all()), [("i", 0), ("a", 2)]);
         let all = circumstances(Some(RestartPolicy::Never), shape, "a", 42).restart_all();
-        assert_eq!(shields(&all), [("i", 0), ("a", 2), ("b", 1)]);
+        assert_eq!(shields(&all), [("i", 0), ("a", 2), ("b", 0)]);
+    }
+
+    #[test]
+    fn what_the_policy_starts_again_has_not_completed() {
+        let shape: Shape<'_> = &[
+            ("a", Regular, RUNS),
+            ("b", Regular, DONE),
+            ("c", Regular, Was::Exited(7)),
+        ];
+        let members = |policy| {
+            let mut circumstances = circumstances(Some(policy), shape, "a", 42);
+            circumstances.keep_completed = true;
+            let members = circumstances.restart_all().members.into_iter();
+            members
+                .map(|member| member.name.to_string())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(members(RestartPolicy::Always), ["a", "b", "c"]);
+        assert_eq!(members(RestartPolicy::OnFailure), ["a", "c"]);
+        assert_eq!(members(RestartPolicy::Never), ["a"]);
+    }
+
+    #[test]
+    fn what_is_cleared_away_is_shielded_only_where_it_ran() {
+        let shape: Shape<'_> = &[
+            ("i", Init, RUNS),
+            ("a", Regular, DONE),
+            ("b", Regular, DONE),
+        ];
+        let plan = circumstances(Some(RestartPolicy::Always), shape, "i", 42).restart_all();
+        assert_eq!(plan.way, Way::Cleared);
+        assert_eq!(shields(&plan), [("i", 2), ("a", 0), ("b", 0)]);
     }
 
     #[test]
@@ -421,6 +564,27 @@ pub(crate) mod tests {
         let plan = circumstances(Some(RestartPolicy::Never), shape, "s", 42).restart_all();
         assert_eq!(plan.guard, "a".into());
         assert_eq!(shields(&plan), [("s", 0), ("a", 2), ("b", 1)]);
+    }
+
+    #[test]
+    fn an_init_container_that_triggers_in_a_replay_is_guarded_by_what_the_kubelet_sees_run() {
+        let shape: Shape<'_> = &[("i", Init, RUNS), ("a", Regular, RUNS)];
+        let plan = circumstances(Some(RestartPolicy::Never), shape, "i", 42).restart_all();
+        assert_eq!(plan.guard, "a".into());
+    }
+
+    #[test]
+    fn a_later_round_is_guarded_by_what_runs_and_not_by_what_is_being_removed() {
+        let shape: Shape<'_> = &[
+            ("i", Init, DONE),
+            ("a", Regular, RUNS),
+            ("b", Regular, Was::Exited(137)),
+        ];
+        let mut later = circumstances(Some(RestartPolicy::Never), shape, "b", 42);
+        later.trigger.container = "b-of-the-round-before".into();
+        let plan = later.restart_all();
+        assert_eq!(plan.guard, "a".into());
+        assert_eq!(shields(&plan), [("i", 0), ("a", 2), ("b", 0)]);
     }
 
     #[test]
@@ -445,13 +609,35 @@ pub(crate) mod tests {
     #[test]
     fn action_restart_is_left_to_a_kubelet_that_does_it_itself() {
         let shape: Shape<'_> = &[("s", Sidecar, RUNS), ("a", Regular, RUNS)];
-        let restart =
-            |policy, trigger, code| circumstances(Some(policy), shape, trigger, code).restart_one();
+        let restart = |policy, trigger, code| {
+            let mut circumstances = circumstances(Some(policy), shape, trigger, code);
+            circumstances.action = Action::Restart;
+            circumstances.plan()
+        };
         assert_eq!(restart(RestartPolicy::Always, "a", 0), None);
         assert_eq!(restart(RestartPolicy::OnFailure, "a", 1), None);
         assert_eq!(restart(RestartPolicy::Never, "s", 1), None);
         let plan = restart(RestartPolicy::Never, "a", 1).unwrap();
-        assert!(!plan.whole_pod);
+        assert!(!plan.is_whole_pod());
         assert_eq!(shields(&plan), [("a", 2)]);
+    }
+
+    #[test]
+    fn a_container_that_its_own_policy_would_not_restart_is_shielded() {
+        let shape: Shape<'_> = &[("a", Regular, RUNS), ("b", Regular, RUNS)];
+        let mut mixed = circumstances(Some(RestartPolicy::Always), shape, "a", 42);
+        mixed.containers[1].restart_policy = RestartPolicy::Never;
+        let plan = mixed.restart_all();
+        assert_eq!(plan.way, Way::Shielded);
+        assert_eq!(shields(&plan), [("a", 2), ("b", 1)]);
+    }
+
+    #[test]
+    fn shields_come_before_the_kills_where_an_exit_cannot_be_held() {
+        let shape: Shape<'_> = &[("a", Regular, RUNS), ("b", Regular, RUNS)];
+        let mut late = circumstances(Some(RestartPolicy::Never), shape, "a", 42);
+        assert!(!late.containers.iter().any(|member| member.bare));
+        late.containers[1].bare = true;
+        assert!(late.restart_all().shields_come_first());
     }
 }

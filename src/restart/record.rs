@@ -1,11 +1,14 @@
 //! Restarts under way, on disk: what a plugin that dies leaves to the next one, and to the hooks that wait.
 
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::back_off::Past;
 use super::machine::Phase;
 use super::plan::Plan;
 use crate::exit_hold::private_dir;
@@ -24,7 +27,9 @@ pub struct Record {
 #[derive(Debug, Clone)]
 pub struct Records {
     /// Outlives the plugin: `<state-dir>/restarts/<sandbox>.json`.
-    records: PathBuf,
+    restarts: PathBuf,
+    /// The same: `<state-dir>/back-off/<sandbox>.json`.
+    pasts: PathBuf,
     /// Outlives the plugin, not the node: `<run-dir>/held/<sandbox>`.
     markers: PathBuf,
 }
@@ -41,11 +46,13 @@ pub struct RecordsError {
 impl Records {
     /// Prepares both directories, for root alone.
     pub fn open(state_dir: &Path, run_dir: &Path) -> Result<Self, RecordsError> {
-        let records = state_dir.join("restarts");
+        let restarts = state_dir.join("restarts");
+        let pasts = state_dir.join("back-off");
         let markers = run_dir.join("held");
         for (dir, flag) in [
             (state_dir, "--state-dir"),
-            (&records, "--state-dir"),
+            (&restarts, "--state-dir"),
+            (&pasts, "--state-dir"),
             (run_dir, "--run-dir"),
             (&markers, "--run-dir"),
         ] {
@@ -55,7 +62,11 @@ impl Records {
                 source,
             })?;
         }
-        Ok(Self { records, markers })
+        Ok(Self {
+            restarts,
+            pasts,
+            markers,
+        })
     }
 
     /// The file that tells the hooks of a pod that its exits are held (see `exit_hold::hook`).
@@ -72,10 +83,43 @@ impl Records {
         } else {
             self.unmark(sandbox)?;
         }
-        let path = self.path(sandbox);
-        let new = path.with_extension("new");
-        fs::write(&new, serde_json::to_vec(record)?)?;
-        fs::rename(new, path)
+        write_whole(&self.path(sandbox), record)
+    }
+
+    /// Writes down how often a pod has restarted.
+    pub fn save_past(&self, sandbox: &SandboxId, past: &Past) -> io::Result<()> {
+        write_whole(&self.past_path(sandbox), past)
+    }
+
+    /// How often each pod has restarted. What cannot be read has never been: better a restart too early than none.
+    pub fn pasts(&self) -> io::Result<HashMap<SandboxId, Past>> {
+        let mut pasts = HashMap::new();
+        for entry in fs::read_dir(&self.pasts)? {
+            let path = entry?.path();
+            let name = path.file_stem().and_then(|name| name.to_str());
+            let Some(sandbox) = name.map(SandboxId::from) else {
+                continue;
+            };
+            match read(&path) {
+                Ok(past) => drop(pasts.insert(sandbox, past)),
+                Err(error) => {
+                    tracing::warn!(path = %path.display(), %error, "forgot how often a pod has restarted: its record cannot be read");
+                }
+            }
+        }
+        Ok(pasts)
+    }
+
+    /// Forgets how often pods have restarted whose sandboxes are not among `there`.
+    pub fn forget_pasts(&self, there: &HashSet<SandboxId>) -> io::Result<()> {
+        for entry in fs::read_dir(&self.pasts)? {
+            let path = entry?.path();
+            let name = path.file_stem().and_then(|name| name.to_str());
+            if !name.is_some_and(|name| there.contains(&SandboxId::from(name))) {
+                ignore_missing(fs::remove_file(&path))?;
+            }
+        }
+        Ok(())
     }
 
     fn unmark(&self, sandbox: &SandboxId) -> io::Result<()> {
@@ -92,7 +136,7 @@ impl Records {
     /// ends half-way than a plugin that does not start.
     pub fn load(&self) -> io::Result<Vec<Record>> {
         let mut records = Vec::new();
-        for entry in fs::read_dir(&self.records)? {
+        for entry in fs::read_dir(&self.restarts)? {
             let path = entry?.path();
             if path.extension().is_none_or(|extension| extension != "json") {
                 continue;
@@ -109,11 +153,21 @@ impl Records {
     }
 
     fn path(&self, sandbox: &SandboxId) -> PathBuf {
-        self.records.join(format!("{sandbox}.json"))
+        self.restarts.join(format!("{sandbox}.json"))
+    }
+
+    fn past_path(&self, sandbox: &SandboxId) -> PathBuf {
+        self.pasts.join(format!("{sandbox}.json"))
     }
 }
 
-fn read(path: &Path) -> io::Result<Record> {
+fn write_whole(path: &Path, value: &impl Serialize) -> io::Result<()> {
+    let new = path.with_extension("new");
+    fs::write(&new, serde_json::to_vec(value)?)?;
+    fs::rename(new, path)
+}
+
+fn read<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
     Ok(serde_json::from_slice(&fs::read(path)?)?)
 }
 
@@ -126,6 +180,9 @@ fn ignore_missing(result: io::Result<()>) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use super::super::back_off::BackOff;
     use super::super::plan::tests::plan;
     use super::*;
 
@@ -149,6 +206,22 @@ mod tests {
         records.forget(&record.plan.pod.sandbox).unwrap();
         records.forget(&record.plan.pod.sandbox).unwrap();
         assert!(records.load().unwrap().is_empty());
+    }
+
+    #[test]
+    fn how_often_a_pod_has_restarted_is_kept_for_as_long_as_its_sandbox() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = Records::open(&dir.path().join("state"), &dir.path().join("run")).unwrap();
+        let sandbox = SandboxId::from("s1");
+        let mut past = Past::default();
+        let day = Duration::from_hours(24);
+        past.begun(None, 5, &BackOff::try_new(day, day, day).unwrap());
+        records.save_past(&sandbox, &past).unwrap();
+        records.forget_pasts(&[sandbox.clone()].into()).unwrap();
+        fs::write(dir.path().join("state/back-off/s2.json"), "{").unwrap();
+        assert_eq!(records.pasts().unwrap(), [(sandbox, past)].into());
+        records.forget_pasts(&HashSet::new()).unwrap();
+        assert!(records.pasts().unwrap().is_empty());
     }
 
     #[test]

@@ -3,28 +3,30 @@
 mod plugin;
 mod roster;
 
+use std::num::NonZero;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::sleep;
 use tokio_stream::StreamExt;
 
 use crate::config::{Config, ConfigError, CriEndpoint};
 use crate::cri::{self, Containerd, CriError, ExitFeed};
 use crate::exit_hold::{Server, ServerError};
-use crate::kube::{self, Events, KubeError, PodChange, Pods};
+use crate::kube::{
+    self, Conditions, Events, KubeError, KubeletFeatures, PodChange, Pods, StaticPods,
+};
 use crate::nri::{Launched, NriError, Stub};
 use crate::report::Reporter;
-use crate::restart::driver::Tools;
+use crate::restart::driver::{Places, Tools};
 use crate::restart::record::{Record, Records, RecordsError};
 use plugin::{Parts, Reprise};
 use roster::Roster;
 
 /// Between two tries of a runtime that is away.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
-/// Between two looks at what is still held.
-const RELEASE_INTERVAL: Duration = Duration::from_millis(10);
 /// Between two looks for the socket of a runtime that is starting.
 const LAUNCH_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -70,7 +72,7 @@ pub async fn run(
     let (plugin, configuration) = Reprise::new();
     let plugin = Arc::new(plugin);
     let stub = stub(Arc::clone(&plugin), &config, launched)?;
-    let (taken_over, roster) = oneshot::channel();
+    let (taken_over, is_taken_over) = oneshot::channel();
     let work = async {
         let config = if was_launched {
             // Never given only if the connection ends first, and with it this process.
@@ -86,7 +88,8 @@ pub async fn run(
         if !was_launched {
             tokio::select! {
                 () = shutdown.as_mut() => return Ok(()),
-                () = until_released(roster) => {}
+                // Not sent only if the work failed, which ends everything.
+                _ = is_taken_over => {}
             }
         }
         stub.run(shutdown).await
@@ -103,33 +106,48 @@ async fn work(
     config: &Config,
     was_launched: bool,
     plugin: &Reprise,
-    taken_over: oneshot::Sender<Arc<Roster>>,
+    taken_over: oneshot::Sender<()>,
 ) -> Result<(), RunError> {
     let endpoint = cri_endpoint(&config.cri_endpoints, was_launched).await?;
     let cri = cri::Client::connect(&endpoint.to_string())?;
     let client = kube::connect(config.kubeconfig.as_deref()).await?;
     let records = Records::open(&config.state_dir, &config.run_dir)?;
     let left = records.load().map_err(RunError::Load)?;
-    let (pods, changes, events) = if let Some(client) = client {
-        let (pods, changes) = Pods::watch(client.clone(), &config.node_name);
-        let events = Events::new(client, &config.node_name);
-        (pods, Some(changes), Some(events))
-    } else {
+    let pasts = records.pasts().map_err(RunError::Load)?;
+    if client.is_none() {
         tracing::info!("no API server: pods are known by what the runtime tells of them");
-        (Pods::default(), None, None)
-    };
+    }
+    let node = config.node_name.as_str();
+    let events = client.clone().map(|client| Events::new(client, node));
+    let conditions = client.clone().map(Conditions::new);
     let containerd = containerd(&cri).await;
     let tools = Arc::new(Tools {
         cri,
         containerd: containerd.clone(),
+        gate: plugin.gate(),
         records: records.clone(),
-        reporter: Reporter::new(events),
+        reporter: Reporter::new(events, conditions),
+        start: config.start,
+        back_off: config.back_off,
+        places: Places::of(cores()),
+        static_pods: StaticPods::new(&config.static_pod_path, node),
     });
-    let roster = Arc::new(Roster::new(tools, pods));
-    if let Some(changes) = changes {
-        tokio::spawn(follow_pods(Arc::clone(&roster), changes));
-    }
     let missed = Arc::new(Notify::new());
+    let roster = match client {
+        Some(client) => {
+            let (pods, changes) = Pods::watch(client.clone(), node);
+            let roster = Arc::new(Roster::new(tools, pods, pasts));
+            let features = kube::watch_features(client, node);
+            tokio::spawn(follow_pods(
+                Arc::clone(&roster),
+                changes,
+                Arc::clone(&missed),
+            ));
+            tokio::spawn(follow_features(Arc::clone(&roster), features));
+            roster
+        }
+        None => Arc::new(Roster::new(tools, Pods::default(), pasts)),
+    };
     if let Some(containerd) = containerd {
         let (roster, missed) = (Arc::clone(&roster), Arc::clone(&missed));
         tokio::spawn(follow_exits(roster, containerd, missed));
@@ -148,22 +166,10 @@ async fn work(
     let knocked = Arc::clone(&roster);
     tokio::spawn(hooks.serve(move |knock| knocked.knock(&knock)));
     // Nobody listens if the runtime launched this plugin: it could not wait.
-    let _ = taken_over.send(Arc::clone(&roster));
+    let _ = taken_over.send(());
     loop {
         missed.notified().await;
         relist(&roster, Vec::new()).await;
-    }
-}
-
-/// While an exit is held, a runtime that takes in a plugin freezes: it asks the shim for the container's state,
-/// which waits for the hook, and keeps every other CRI call waiting meanwhile (containerd `syncPlugin`,
-/// `internal/nri/nri.go` 2.3). So what a predecessor held is released first.
-async fn until_released(roster: oneshot::Receiver<Arc<Roster>>) {
-    // Not sent only if the work failed, which ends everything.
-    if let Ok(roster) = roster.await {
-        while roster.holds() {
-            sleep(RELEASE_INTERVAL).await;
-        }
     }
 }
 
@@ -179,6 +185,10 @@ async fn cri_endpoint(endpoints: &[CriEndpoint], launched: bool) -> Result<&CriE
         }
         sleep(LAUNCH_INTERVAL).await;
     }
+}
+
+fn cores() -> usize {
+    thread::available_parallelism().map_or(1, NonZero::get)
 }
 
 /// containerd's own API beside the CRI, once the runtime has answered; `None`: it is another runtime.
@@ -231,9 +241,28 @@ fn say_once(said: &mut bool, error: &CriError) {
     }
 }
 
-async fn follow_pods(roster: Arc<Roster>, mut changes: mpsc::UnboundedReceiver<PodChange>) {
+async fn follow_pods(
+    roster: Arc<Roster>,
+    mut changes: mpsc::UnboundedReceiver<PodChange>,
+    missed: Arc<Notify>,
+) {
     while let Some(change) = changes.recv().await {
-        roster.pod_changed(change);
+        if roster.pod_changed(change) {
+            missed.notify_one();
+        }
+    }
+}
+
+async fn follow_features(
+    roster: Arc<Roster>,
+    mut features: watch::Receiver<Option<KubeletFeatures>>,
+) {
+    // Ends with the watch, which ends with the process.
+    while features.changed().await.is_ok() {
+        let native = *features.borrow_and_update();
+        if let Some(native) = native {
+            roster.features_changed(native);
+        }
     }
 }
 

@@ -2,28 +2,35 @@
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
+use tokio::time::sleep;
 
-use super::roster::Roster;
+use super::roster::{Roster, Sighting};
+use crate::cri::CONTAINER_NAME;
 use crate::exit_hold::hook::HookArgs;
-use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity, PodKey, SandboxId};
+use crate::ids::{ContainerId, ContainerName, ExitCode, SandboxId};
 use crate::node::{Instance, InstanceState, PLACEHOLDER_ANNOTATION, now_ns};
 use crate::nri::api::{
     Container, ContainerAdjustment, ContainerState, Hook, Hooks, OptionalInt, PodSandbox,
 };
 use crate::nri::{EventMask, Plugin, Refusal, RuntimeInfo};
-use crate::restart::driver::Driver;
+use crate::restart::driver::{Driver, Gate};
 use crate::restart::record::Records;
 
 /// The runtime ends a hook that takes longer (OCI runtime-spec, "POSIX-platform Hooks", `timeout`, seconds).
 const HOOK_TIMEOUT_SECONDS: i64 = 10;
+
+/// Between two looks at what is still held.
+const RELEASE_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Reprise as an NRI plugin. Until [`Self::begin`] it objects to nothing: a plugin that the runtime launches must
 /// register before it knows its configuration, and before the runtime answers anybody.
 #[derive(Debug)]
 pub struct Reprise {
     parts: OnceLock<Parts>,
+    gate: Arc<Gate>,
     /// Hears the configuration text that the runtime hands over, once.
     configured: Mutex<Option<oneshot::Sender<String>>>,
 }
@@ -50,6 +57,7 @@ impl Reprise {
         let (configured, configuration) = oneshot::channel();
         let plugin = Self {
             parts: OnceLock::new(),
+            gate: Arc::default(),
             configured: Mutex::new(Some(configured)),
         };
         (plugin, configuration)
@@ -61,35 +69,37 @@ impl Reprise {
         let _ = self.parts.set(parts);
     }
 
+    /// Whether the runtime asks this plugin before it creates a container.
+    #[must_use]
+    pub fn gate(&self) -> Arc<Gate> {
+        Arc::clone(&self.gate)
+    }
+
     fn roster(&self) -> Option<&Roster> {
         self.parts.get().map(|parts| &*parts.roster)
     }
 
     fn driver(&self, pod: &PodSandbox) -> Option<Arc<Driver>> {
-        let annotations = pod
-            .annotations
-            .iter()
-            .map(|(key, value)| (key.as_str(), value.as_str()));
         let sandbox = SandboxId::from(pod.id.as_str());
-        let identity = || PodIdentity {
-            sandbox: sandbox.clone(),
-            uid: pod.uid.as_str().into(),
-            key: PodKey {
-                namespace: pod.namespace.clone(),
-                name: pod.name.clone(),
-            },
-        };
-        self.roster()?.adopt(identity, &sandbox, annotations)
+        self.roster()?.adopt(&Sighting {
+            sandbox: &sandbox,
+            uid: &pod.uid,
+            namespace: &pod.namespace,
+            name: &pod.name,
+            handler: &pod.runtime_handler,
+            annotations: pod.annotations.iter(),
+        })
     }
 
-    /// Takes note of a container of a pod with rules.
-    fn note(&self, pod: &PodSandbox, container: &Container) -> Option<Arc<Driver>> {
+    /// Takes note of a container of a pod with rules. `made`: it was made under our eyes.
+    fn note(&self, pod: &PodSandbox, container: &Container, made: bool) -> Option<Arc<Driver>> {
         let (roster, driver) = self.roster().zip(self.driver(pod))?;
         let instance = Instance {
-            name: container.name.as_str().into(),
+            name: name(container),
             state: InstanceState::Created,
             placeholder: is_placeholder(container),
             created_at: now_ns(),
+            hooked: made.then(|| driver.wants_hooks()),
         };
         roster.created(&driver, id(container), instance);
         Some(driver)
@@ -103,10 +113,9 @@ impl Parts {
             socket: self.hook_socket.clone(),
             marker: self.records.marker(sandbox),
         };
-        let name = "reprise".to_owned();
         let hook = Hook {
             path: self.hook.display().to_string(),
-            args: std::iter::once(name).chain(args.to_args()).collect(),
+            args: args.to_args(),
             timeout: Some(OptionalInt {
                 value: HOOK_TIMEOUT_SECONDS,
                 ..Default::default()
@@ -153,7 +162,21 @@ impl Plugin for Reprise {
         Ok(())
     }
 
+    /// While an exit is held, a runtime that takes in a plugin freezes: it asks the shim for the container's state,
+    /// which waits for the hook, and keeps every other CRI call waiting meanwhile (containerd `syncPlugin`,
+    /// `internal/nri/nri.go` 2.3). So what is held is released first.
+    async fn connecting(&self) {
+        while self.roster().is_some_and(Roster::holds) {
+            sleep(RELEASE_INTERVAL).await;
+        }
+    }
+
+    async fn disconnected(&self) {
+        self.gate.set(false);
+    }
+
     async fn synchronize(&self, _pods: Vec<PodSandbox>, _containers: Vec<Container>) {
+        self.gate.set(true);
         // Exited containers are not in it: the CRI's lists are.
         if let Some(parts) = self.parts.get() {
             parts.missed.notify_one();
@@ -172,18 +195,21 @@ impl Plugin for Reprise {
             return Ok(ContainerAdjustment::new());
         }
         driver
-            .attempt(&ContainerName::from(container.name.as_str()))
+            .attempt(&name(&container))
             .map_err(|reason| Refusal::new(format!("reprise: {reason}")))?;
+        if !driver.wants_hooks() {
+            return Ok(ContainerAdjustment::new());
+        }
         Ok(parts.hold(&driver.pod().sandbox))
     }
 
     async fn post_create_container(&self, pod: PodSandbox, container: Container) {
-        self.note(&pod, &container);
+        self.note(&pod, &container, true);
     }
 
     async fn post_start_container(&self, pod: PodSandbox, container: Container) {
         // It may have been made before this plugin was there.
-        if let Some(driver) = self.note(&pod, &container) {
+        if let Some(driver) = self.note(&pod, &container, false) {
             driver.started(&id(&container));
         }
     }
@@ -215,6 +241,12 @@ impl Plugin for Reprise {
 
 fn id(container: &Container) -> ContainerId {
     container.id.as_str().into()
+}
+
+/// To the kubelet: a placeholder has another name in the runtime.
+fn name(container: &Container) -> ContainerName {
+    let labelled = container.labels.get(CONTAINER_NAME);
+    labelled.unwrap_or(&container.name).as_str().into()
 }
 
 fn is_placeholder(container: &Container) -> bool {

@@ -1,19 +1,24 @@
-//! Scenarios of Reprise on a real node: real kubelet, real containerd, the plugin as it is shipped.
+//! Scenarios of Reprise on a real node: real kubelet, real containerd, the real plugin.
 //! `cargo test --test scenarios -- --help` tells how to choose among them.
 
 mod cases;
+mod device_plugin;
 mod evidence;
+mod history;
 mod node;
 mod options;
 mod plugin;
 mod pod;
+mod proxy;
 mod recorder;
+mod relay;
 mod restarted;
 mod runner;
 mod runtime;
 mod scenario;
 mod shape;
 mod stage;
+mod under_way;
 mod wait;
 
 use std::process::ExitCode;
@@ -31,8 +36,11 @@ async fn main() -> ExitCode {
     let options = Options::parse();
     match run(&options).await {
         Ok(tally) => {
-            for (name, times) in &tally.failed {
-                println!("failed {times} of {}: {name}", options.repeat);
+            for (name, failures) in &tally.failed {
+                println!("failed {} of {}: {name}", failures.len(), options.repeat);
+                for failure in failures {
+                    println!("  {}", failure.lines().next().unwrap_or_default());
+                }
             }
             println!(
                 "{} passed, {} failed, {} skipped",
@@ -52,6 +60,7 @@ async fn main() -> ExitCode {
 async fn run(options: &Options) -> Result<Tally> {
     let mut scenarios = cases::all();
     scenarios.retain(|scenario| options.wants(&scenario.name));
+    let scenarios = options.part.of(scenarios);
     if options.list {
         for scenario in &scenarios {
             println!("{} ({:?})", scenario.name, scenario.company);

@@ -5,9 +5,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::core::v1::{Event, NodeStatus, Pod};
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::{ConfigMap, Event, NodeStatus, Pod};
+use k8s_openapi::api::node::v1::RuntimeClass;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::PostParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client, Config};
+use kube::core::{ApiResource, DynamicObject};
+use kube::{Api, Client, Config, Resource};
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::task::spawn_blocking;
 
 use crate::runtime::Runtime;
@@ -17,14 +23,24 @@ const NAMESPACE: &str = "default";
 /// What `node.status.declaredFeatures` calls the kubelet's own restart of all containers.
 pub(crate) const NATIVE: &str = "RestartAllContainersOnContainerExits";
 
+/// In the order in which they need each other.
+const COMPONENTS: [&str; 5] = [
+    "etcd",
+    "apiserver",
+    "controller-manager",
+    "containerd",
+    "kubelet",
+];
+
 pub(crate) struct Node {
     pub(crate) name: String,
     pub(crate) plugin_kubeconfig: PathBuf,
     pub(crate) cri_endpoint: String,
     pub(crate) nri_socket: PathBuf,
+    pub(crate) static_pod_path: PathBuf,
     pub(crate) image: String,
     pub(crate) runtime: Runtime,
-    kubelet_root: PathBuf,
+    dir: PathBuf,
     client: Client,
 }
 
@@ -55,8 +71,9 @@ impl Node {
             runtime: Runtime::new(&cri_endpoint)?,
             cri_endpoint,
             nri_socket: get("NRI_SOCKET")?.into(),
+            static_pod_path: get("STATIC_POD_PATH")?.into(),
             image: get("BUSYBOX_IMAGE")?,
-            kubelet_root: dir.join("kubelet"),
+            dir,
             plugin_kubeconfig: get("PLUGIN_KUBECONFIG")?.into(),
             client: Client::try_from(config)?,
         })
@@ -66,10 +83,57 @@ impl Node {
         Api::namespaced(self.client.clone(), NAMESPACE)
     }
 
+    pub(crate) fn config_maps(&self) -> Api<ConfigMap> {
+        Api::namespaced(self.client.clone(), NAMESPACE)
+    }
+
+    /// Jobs, Services and whatever else there is in the scenarios' namespace.
+    pub(crate) fn objects<K>(&self) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        Api::namespaced(self.client.clone(), NAMESPACE)
+    }
+
+    /// The same for a kind that is known at run time only.
+    pub(crate) fn objects_of(&self, kind: &ApiResource) -> Api<DynamicObject> {
+        Api::namespaced_with(self.client.clone(), NAMESPACE, kind)
+    }
+
+    /// Makes a `RuntimeClass` for the runtime handler of the same name, which stays with the node.
+    pub(crate) async fn have_runtime_class(&self, name: &str) -> Result<()> {
+        let class = RuntimeClass {
+            handler: name.to_owned(),
+            metadata: ObjectMeta {
+                name: Some(name.to_owned()),
+                ..ObjectMeta::default()
+            },
+            ..RuntimeClass::default()
+        };
+        let classes: Api<RuntimeClass> = Api::all(self.client.clone());
+        match classes.create(&PostParams::default(), &class).await {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
+            Err(error) => Err(error).with_context(|| format!("cannot make RuntimeClass {name}")),
+        }
+    }
+
     /// Whether the kubelet says that it has a feature.
     pub(crate) async fn declares(&self, feature: &str) -> Result<bool> {
         let declared = self.status().await?.declared_features;
         Ok(declared.is_some_and(|declared| declared.iter().any(|it| it == feature)))
+    }
+
+    /// Whether the kubelet acts on rules with action `Restart`, which it does not declare: from 1.35 on.
+    pub(crate) async fn has_container_rules(&self) -> Result<bool> {
+        let info = self
+            .status()
+            .await?
+            .node_info
+            .context("a node without its kubelet")?;
+        let minor = info.kubelet_version.split('.').nth(1);
+        let minor: u32 = minor.context("a kubelet without a version")?.parse()?;
+        Ok(minor >= 35)
     }
 
     pub(crate) async fn status(&self) -> Result<NodeStatus> {
@@ -87,10 +151,84 @@ impl Node {
 
     /// The emptyDir `ev` of a pod, as the host sees it.
     pub(crate) fn evidence_dir(&self, pod_uid: &str) -> PathBuf {
-        self.kubelet_root
-            .join("pods")
+        self.dir
+            .join("kubelet/pods")
             .join(pod_uid)
             .join("volumes/kubernetes.io~empty-dir/ev")
+    }
+
+    /// Where the kubelet looks for plugins. The other way, to register with it, is in a place that all kubelets of a
+    /// machine share.
+    pub(crate) fn kubelet_plugins(&self) -> PathBuf {
+        self.dir.join("kubelet/plugins_registry")
+    }
+
+    /// Where containerd looks for CDI specifications.
+    pub(crate) fn cdi_dir(&self) -> PathBuf {
+        self.dir.join("cdi")
+    }
+
+    /// Whether containers under runc can have users of their own.
+    pub(crate) async fn has_user_namespaces(&self) -> Result<bool> {
+        let handlers = self.status().await?.runtime_handlers;
+        let mut features = handlers.into_iter().flatten().filter_map(|it| it.features);
+        Ok(features.any(|it| it.user_namespaces == Some(true)))
+    }
+
+    /// Ends the kubelet and starts it so that it does or does not give whole cores away. It refuses the state that the
+    /// other has left.
+    pub(crate) async fn with_exclusive_cpus(&self, exclusive: bool) -> Result<()> {
+        let kubelets = ["kubelet", "kubelet-exclusive-cpus"];
+        self.script("kill", kubelets[usize::from(!exclusive)])
+            .await?;
+        std::fs::remove_file(self.dir.join("kubelet/cpu_manager_state"))?;
+        self.script("start", kubelets[usize::from(exclusive)]).await
+    }
+
+    /// SIGKILL for a component, in the moment of the call: `hack/node.sh kill` takes its time.
+    pub(crate) fn kill(&self, component: &str) -> Result<()> {
+        kill_process(self.pid(component)?, Signal::KILL)
+            .with_context(|| format!("cannot kill the {component}"))
+    }
+
+    /// Starts what a scenario left dead, and complains of it: all that follow would fail by it.
+    pub(crate) async fn must_be_well(&self) -> Result<()> {
+        let mut dead = Vec::new();
+        for component in COMPONENTS {
+            if !self.is_alive(component)? {
+                let log = self.dir.join("log").join(component).with_extension("log");
+                let log = std::fs::read_to_string(log).unwrap_or_default();
+                let end: Vec<&str> = log.lines().rev().take(10).collect();
+                let end: Vec<&str> = end.into_iter().rev().collect();
+                dead.push(format!("{component} has ended:\n{}", end.join("\n")));
+                self.script("start", component).await?;
+            }
+        }
+        ensure!(dead.is_empty(), "{}", dead.join("\n"));
+        Ok(())
+    }
+
+    fn is_alive(&self, component: &str) -> Result<bool> {
+        let pid = self.pid(component)?;
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid()));
+        let state = stat.as_deref().ok().and_then(|stat| stat.rsplit_once(") "));
+        Ok(state.is_some_and(|(_, rest)| !rest.starts_with('Z')))
+    }
+
+    fn pid(&self, component: &str) -> Result<Pid> {
+        let path = self.dir.join("run").join(component).with_extension("pid");
+        let text = std::fs::read_to_string(&path)
+            .with_context(|| format!("cannot read {}", path.display()))?;
+        // When the process began follows.
+        let pid = text.split(' ').next().unwrap_or_default().parse()?;
+        Pid::from_raw(pid).context("no process has the id 0")
+    }
+
+    /// Starts a component that was killed, as soon as it is gone.
+    pub(crate) async fn start_again(&self, component: &str) -> Result<()> {
+        // Waits for its end even if it is dying already.
+        self.script("kill", component).await?;
+        self.script("start", component).await
     }
 
     /// `hack/node.sh ACTION NAME COMPONENT`, for scenarios in which a part of the node ends.

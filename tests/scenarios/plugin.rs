@@ -28,6 +28,8 @@ const TIME_TO_END: Duration = Duration::from_secs(10);
 pub(crate) enum Phase {
     /// Decided: killing, holding exits, making placeholders.
     Down,
+    /// The plugin starts the containers.
+    Replay,
     /// Exits are released behind placeholders.
     Shielded,
     /// Everything old is being removed.
@@ -41,23 +43,47 @@ struct Record {
     phase: Phase,
 }
 
+/// Where the plugin finds the runtime and the API server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Sockets {
+    pub(crate) cri_endpoint: String,
+    pub(crate) nri: PathBuf,
+    pub(crate) kubeconfig: Option<PathBuf>,
+}
+
+impl Sockets {
+    pub(crate) fn of(node: &Node) -> Self {
+        Self {
+            cri_endpoint: node.cri_endpoint.clone(),
+            nri: node.nri_socket.clone(),
+            kubeconfig: Some(node.plugin_kubeconfig.clone()),
+        }
+    }
+}
+
 pub(crate) struct Plugin {
     pub(crate) binary: PathBuf,
+    /// Who starts containers again.
+    start: String,
     node: Arc<Node>,
     dir: TempDir,
+    /// The node's own, unless a scenario put something in between.
+    sockets: Mutex<Sockets>,
     process: Mutex<Option<Child>>,
     /// Where in the log the current process begins.
     log_start: AtomicUsize,
 }
 
 impl Plugin {
-    pub(crate) fn new(binary: PathBuf, node: Arc<Node>) -> Result<Self> {
+    pub(crate) fn new(binary: PathBuf, start: String, node: Arc<Node>) -> Result<Self> {
         let dir = tempfile::Builder::new()
             .prefix("reprise-scenarios-")
             .tempdir()?;
         File::create(dir.path().join("plugin.log"))?;
         Ok(Self {
             binary,
+            start,
+            sockets: Mutex::new(Sockets::of(&node)),
             node,
             dir,
             process: Mutex::new(None),
@@ -76,8 +102,9 @@ impl Plugin {
         let log = OpenOptions::new().append(true).open(self.log_file())?;
         let start = usize::try_from(log.metadata()?.len())?;
         self.log_start.store(start, Ordering::Relaxed);
+        let sockets = self.sockets.lock().await.clone();
         let child = self
-            .command(self.dir.path(), &self.node.nri_socket)
+            .command(self.dir.path(), &sockets)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
@@ -87,17 +114,38 @@ impl Plugin {
         Ok(true)
     }
 
+    /// Starts the plugin anew with other sockets than the node's, until [`Self::go_straight`].
+    pub(crate) async fn detour(&self, change: impl FnOnce(&mut Sockets)) -> Result<()> {
+        self.stop().await?;
+        change(&mut *self.sockets.lock().await);
+        self.start().await?;
+        self.until_ready(1).await
+    }
+
+    /// Back to the node's own sockets: what a scenario put in between ends with it.
+    pub(crate) async fn go_straight(&self) -> Result<()> {
+        let straight = Sockets::of(&self.node);
+        if *self.sockets.lock().await == straight {
+            return Ok(());
+        }
+        let stopped = self.stop().await;
+        *self.sockets.lock().await = straight;
+        stopped?;
+        self.start().await?;
+        self.until_ready(1).await
+    }
+
     /// `reprise run` for this node, with its directories in `dir`.
-    pub(crate) fn command(&self, dir: &Path, nri_socket: &Path) -> Command {
+    pub(crate) fn command(&self, dir: &Path, sockets: &Sockets) -> Command {
         let mut command = Command::new(&self.binary);
         command
             .arg("run")
             .arg("--nri-socket")
-            .arg(nri_socket)
+            .arg(&sockets.nri)
             .arg("--cri-endpoint")
-            .arg(&self.node.cri_endpoint)
-            .arg("--kubeconfig")
-            .arg(&self.node.plugin_kubeconfig)
+            .arg(&sockets.cri_endpoint)
+            .arg("--static-pod-path")
+            .arg(&self.node.static_pod_path)
             .arg("--node-name")
             .arg(&self.node.name)
             .arg("--run-dir")
@@ -106,8 +154,13 @@ impl Plugin {
             .arg(dir.join("state"))
             .arg("--hook-path")
             .arg(&self.binary)
+            .arg("--start")
+            .arg(&self.start)
             // What it removes is told apart from what the kubelet does.
             .args(["--log-level", "debug"]);
+        if let Some(kubeconfig) = &sockets.kubeconfig {
+            command.arg("--kubeconfig").arg(kubeconfig);
+        }
         command
     }
 
@@ -123,15 +176,19 @@ impl Plugin {
                     self.last_lines(20)?
                 );
             }
-            let log = self.log()?;
-            let now = log.get(self.log_start.load(Ordering::Relaxed)..);
-            let said = now.unwrap_or_default().matches(READY).count();
-            if said >= times {
+            if self.times_ready()? >= times {
                 return Ok(Ok(()));
             }
             Ok(Err(self.last_lines(5)?))
         })
         .await
+    }
+
+    /// How often it has said so since its start.
+    pub(crate) fn times_ready(&self) -> Result<usize> {
+        let log = self.log()?;
+        let now = log.get(self.log_start.load(Ordering::Relaxed)..);
+        Ok(now.unwrap_or_default().matches(READY).count())
     }
 
     /// SIGKILL, and the certainty that it is dead.

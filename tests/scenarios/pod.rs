@@ -7,22 +7,28 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::core::v1::Event;
+use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::ResourceExt;
-use kube::api::{DeleteParams, ListParams, LogParams, PostParams};
+use kube::api::{DeleteParams, ListParams, LogParams, Patch, PatchParams, PostParams};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
+use serde_json::json;
+use tokio::time::Instant;
 
 use crate::evidence::{self, Entry};
 use crate::node::Node;
 use crate::plugin::Plugin;
 use crate::recorder::{Recorder, Snapshot};
 use crate::runtime::{Container, State, describe};
-use crate::shape::{Kind, Shape};
+use crate::shape::Shape;
 use crate::wait::{self, PATIENCE};
 
-/// The kubelet's garbage collection removes what a deleted pod leaves in the runtime, once a minute.
-const COLLECTED: Duration = Duration::from_mins(3);
+/// The kubelet's garbage collection removes what a deleted pod leaves in the runtime, once a minute, and
+/// counts anew each time that a scenario kills the kubelet.
+const COLLECTED: Duration = Duration::from_mins(5);
+
+/// Between two looks at what many deleted pods leave, while other scenarios are played.
+const CALM: Duration = Duration::from_secs(1);
 
 pub(crate) struct LivePod {
     pub(crate) shape: Shape,
@@ -42,6 +48,10 @@ impl LivePod {
     ) -> Result<Self> {
         let recorder = Recorder::start(node.pods(), &name);
         let manifest = shape.manifest(&name, &node.name, &node.image)?;
+        let class = manifest.spec.as_ref();
+        if let Some(class) = class.and_then(|spec| spec.runtime_class_name.as_ref()) {
+            node.have_runtime_class(class).await?;
+        }
         let pod = node
             .pods()
             .create(&PostParams::default(), &manifest)
@@ -52,6 +62,28 @@ impl LivePod {
             shape,
             name,
             recorder,
+            plugin,
+            node,
+        })
+    }
+
+    /// A pod that somebody else has made from the shape.
+    pub(crate) fn adopt(
+        node: Arc<Node>,
+        plugin: Arc<Plugin>,
+        shape: Shape,
+        pod: &Pod,
+    ) -> Result<Self> {
+        let name = pod.name_any();
+        Ok(Self {
+            recorder: Recorder::start(node.pods(), &name),
+            // A mirror's is its own, not that of the static pod.
+            uid: match pod.annotations().get("kubernetes.io/config.hash") {
+                Some(hash) => hash.clone(),
+                None => pod.uid().context("a pod without a UID")?,
+            },
+            shape,
+            name,
             plugin,
             node,
         })
@@ -68,18 +100,9 @@ impl LivePod {
 
     /// The first container that is not as it is in a healthy pod.
     pub(crate) fn not_running(&self, snapshot: &Snapshot) -> Option<String> {
-        for container in &self.shape.containers {
-            let name = container.name;
-            let Some(seen) = snapshot.containers.get(name) else {
-                return Some(format!("{name} has no status"));
-            };
-            let healthy = match container.kind {
-                Kind::Init => seen.state.starts_with("exit 0"),
-                Kind::Sidecar | Kind::Regular => seen.is_running && seen.ready,
-            };
-            if !healthy {
-                return Some(format!("{name} is {}", seen.state));
-            }
+        let mut containers = self.shape.containers.iter();
+        if let Some(unhealthy) = containers.find_map(|container| container.unhealthy(snapshot)) {
+            return Some(unhealthy);
         }
         if snapshot.phase != "Running" {
             return Some(format!("phase is {}", snapshot.phase));
@@ -145,8 +168,49 @@ impl LivePod {
         .await
     }
 
+    /// Adds an ephemeral container, which does what a regular one does, and waits until it is seen to
+    /// run.
+    pub(crate) async fn add_ephemeral(&self, name: &'static str) -> Result<()> {
+        let container = self
+            .shape
+            .ephemeral(name, &self.node.name, &self.node.image)?;
+        let patch = json!({"spec": {"ephemeralContainers": [container]}});
+        self.node
+            .pods()
+            .patch_ephemeral_containers(
+                &self.name,
+                &PatchParams::default(),
+                &Patch::Strategic(patch),
+            )
+            .await
+            .with_context(|| format!("cannot add the ephemeral container {name}"))?;
+        self.until_ephemeral(name, "running").await
+    }
+
+    /// Waits until an ephemeral container's state begins so, as `until_state` does for the others.
+    pub(crate) async fn until_ephemeral(&self, name: &str, state: &str) -> Result<()> {
+        let what = format!("{name} is {state}");
+        let missing = |now: &Snapshot| match now.ephemeral.get(name) {
+            Some(seen) if seen.state.starts_with(state) => None,
+            Some(seen) => Some(format!("{name} is {}", seen.state)),
+            None => Some(format!("{name} has no status")),
+        };
+        self.recorder.until(&what, PATIENCE, missing).await?;
+        Ok(())
+    }
+
     pub(crate) fn evidence(&self) -> Result<Vec<Entry>> {
         evidence::read(&self.node.evidence_dir(&self.uid))
+    }
+
+    /// What its containers have noted so far, with `say "note WORD"`.
+    pub(crate) fn notes(&self) -> Result<Vec<String>> {
+        Ok(evidence::notes(self.evidence()?))
+    }
+
+    /// The evidence as a file, which can be read even after the pod's end.
+    pub(crate) fn evidence_file(&self) -> Result<File> {
+        evidence::open(&self.node.evidence_dir(&self.uid))
     }
 
     pub(crate) async fn containers(&self) -> Result<Vec<Container>> {
@@ -192,22 +256,18 @@ impl LivePod {
             .items)
     }
 
-    /// Waits until no placeholder is left and exactly one instance of each lasting container runs.
-    pub(crate) async fn until_runtime_is_tidy(&self) -> Result<()> {
+    /// Waits until no placeholder is left and exactly one instance of each lasting container runs, but for those
+    /// that have ended for good.
+    pub(crate) async fn until_runtime_is_tidy(&self, ended: &[&str]) -> Result<()> {
         wait::until("the runtime is tidy again", PATIENCE, async || {
             let containers = self.containers().await?;
             let placeholders = containers.iter().any(Container::is_placeholder);
             let created = containers.iter().any(|c| c.state() == State::Created);
-            let mut lasting = self
-                .shape
-                .containers
-                .iter()
-                .filter(|c| c.kind != Kind::Init);
-            let one_each = lasting.all(|wanted| {
+            let one_each = self.shape.lasting().all(|wanted| {
                 let running = containers
                     .iter()
                     .filter(|c| c.name() == wanted.name && c.state() == State::Running);
-                running.count() == 1
+                running.count() == usize::from(!ended.contains(&wanted.name))
             });
             Ok(if placeholders || created || !one_each {
                 Err(format!("\n{}", describe(&containers)))
@@ -218,15 +278,21 @@ impl LivePod {
         .await
     }
 
-    /// Asks for deletion and waits until the API server has let go of the pod.
-    pub(crate) async fn delete(&self) -> Result<()> {
-        self.begin_delete().await?;
-        self.recorder.until_gone(PATIENCE).await
+    pub(crate) async fn begin_delete(&self) -> Result<()> {
+        self.begin_delete_with(&DeleteParams::default().grace_period(1))
+            .await
     }
 
-    pub(crate) async fn begin_delete(&self) -> Result<()> {
-        let params = DeleteParams::default().grace_period(1);
-        match self.node.pods().delete(&self.name, &params).await {
+    /// Asks for deletion and says how long it took until the API server had let go of the pod.
+    pub(crate) async fn time_to_delete(&self, params: &DeleteParams) -> Result<Duration> {
+        let asked = Instant::now();
+        self.begin_delete_with(params).await?;
+        self.recorder.until_gone(PATIENCE).await?;
+        Ok(asked.elapsed())
+    }
+
+    async fn begin_delete_with(&self, params: &DeleteParams) -> Result<()> {
+        match self.node.pods().delete(&self.name, params).await {
             Ok(_) => Ok(()),
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
             Err(error) => Err(error).context("cannot delete the scenario's pod"),
@@ -236,7 +302,7 @@ impl LivePod {
     /// After deletion: waits until nothing of the pod is in the runtime. Exited containers and the
     /// sandbox are the kubelet's to collect; a placeholder is not, and nothing may still run.
     pub(crate) async fn until_nothing_is_left(&self) -> Result<()> {
-        wait::until("no live container is left", PATIENCE, async || {
+        wait::until_every(CALM, "no live container is left", PATIENCE, async || {
             // The next scenario may have ended the runtime.
             let Ok(mut left) = self.containers().await else {
                 return Ok(Err("the runtime is away".to_owned()));
@@ -251,20 +317,25 @@ impl LivePod {
             })
         })
         .await?;
-        wait::until("nothing is left in the runtime", COLLECTED, async || {
-            let sandboxes = self.node.runtime.sandboxes(&self.uid).await;
-            let (Ok(containers), Ok(sandboxes)) = (self.containers().await, sandboxes) else {
-                return Ok(Err("the runtime is away".to_owned()));
-            };
-            Ok(if containers.is_empty() && sandboxes.is_empty() {
-                Ok(())
-            } else {
-                Err(format!(
-                    "sandboxes {sandboxes:?}, containers\n{}",
-                    describe(&containers)
-                ))
-            })
-        })
+        wait::until_every(
+            CALM,
+            "nothing is left in the runtime",
+            COLLECTED,
+            async || {
+                let sandboxes = self.node.runtime.sandboxes(&self.uid).await;
+                let (Ok(containers), Ok(sandboxes)) = (self.containers().await, sandboxes) else {
+                    return Ok(Err("the runtime is away".to_owned()));
+                };
+                Ok(if containers.is_empty() && sandboxes.is_empty() {
+                    Ok(())
+                } else {
+                    Err(format!(
+                        "sandboxes {sandboxes:?}, containers\n{}",
+                        describe(&containers)
+                    ))
+                })
+            },
+        )
         .await
     }
 

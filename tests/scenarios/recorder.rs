@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, bail};
 use futures::StreamExt;
@@ -22,6 +22,8 @@ pub(crate) struct Seen {
     pub(crate) restarts: i32,
     pub(crate) state: String,
     pub(crate) last_state: String,
+    /// Why it waits.
+    pub(crate) message: String,
     pub(crate) ready: bool,
     pub(crate) is_running: bool,
 }
@@ -34,6 +36,9 @@ impl From<&ContainerStatus> for Seen {
             restarts: status.restart_count,
             state: in_words(state),
             last_state: in_words(status.last_state.as_ref()),
+            message: state
+                .and_then(|state| state.waiting.as_ref()?.message.clone())
+                .unwrap_or_default(),
             ready: status.ready,
             is_running: state.is_some_and(|state| state.running.is_some()),
         }
@@ -66,6 +71,17 @@ pub(crate) struct Snapshot {
     pub(crate) phase: String,
     pub(crate) ready: bool,
     pub(crate) containers: BTreeMap<String, Seen>,
+    pub(crate) ephemeral: BTreeMap<String, Seen>,
+    /// Conditions that say that the pod restarts in place, by type.
+    pub(crate) restarting: BTreeMap<String, Told>,
+}
+
+/// A condition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Told {
+    pub(crate) status: bool,
+    pub(crate) reason: String,
+    pub(crate) message: String,
 }
 
 impl Snapshot {
@@ -78,13 +94,13 @@ impl Snapshot {
 impl From<&Pod> for Snapshot {
     fn from(pod: &Pod) -> Self {
         let status = pod.status.clone().unwrap_or_default();
-        let containers = status
-            .init_container_statuses
-            .iter()
-            .chain(&status.container_statuses)
-            .flatten()
-            .map(|status| (status.name.clone(), Seen::from(status)))
-            .collect();
+        let containers = seen(
+            status
+                .init_container_statuses
+                .iter()
+                .chain(&status.container_statuses),
+        );
+        let ephemeral = seen(status.ephemeral_container_statuses.iter());
         Self {
             uid: pod.uid().unwrap_or_default(),
             ip: status.pod_ip.unwrap_or_default(),
@@ -95,15 +111,40 @@ impl From<&Pod> for Snapshot {
                 .flatten()
                 .any(|condition| condition.type_ == "Ready" && condition.status == "True"),
             containers,
+            restarting: status
+                .conditions
+                .iter()
+                .flatten()
+                .filter(|condition| condition.type_.ends_with("Restarting"))
+                .map(|condition| {
+                    let told = Told {
+                        status: condition.status == "True",
+                        reason: condition.reason.clone().unwrap_or_default(),
+                        message: condition.message.clone().unwrap_or_default(),
+                    };
+                    (condition.type_.clone(), told)
+                })
+                .collect(),
+            ephemeral,
         }
     }
+}
+
+fn seen<'a>(statuses: impl Iterator<Item = &'a Vec<ContainerStatus>>) -> BTreeMap<String, Seen> {
+    statuses
+        .flatten()
+        .map(|status| (status.name.clone(), Seen::from(status)))
+        .collect()
 }
 
 impl fmt::Display for Snapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ready = if self.ready { " ready" } else { "" };
         write!(f, "{}{ready} {}", self.phase, self.ip)?;
-        for (name, seen) in &self.containers {
+        for (kind, told) in &self.restarting {
+            write!(f, "; {kind}={}", told.status)?;
+        }
+        for (name, seen) in self.containers.iter().chain(&self.ephemeral) {
             let id = seen.id.rsplit('/').next().unwrap_or_default();
             write!(
                 f,
@@ -122,6 +163,8 @@ impl fmt::Display for Snapshot {
 #[derive(Clone, Debug)]
 pub(crate) struct Moment {
     pub(crate) at: Instant,
+    /// The same since the epoch, to compare with what the containers write.
+    pub(crate) clock: Duration,
     pub(crate) snapshot: Snapshot,
 }
 
@@ -291,6 +334,9 @@ async fn record(
                 .unwrap_or_else(std::sync::PoisonError::into_inner)
                 .push(Moment {
                     at: Instant::now(),
+                    clock: SystemTime::now()
+                        .duration_since(UNIX_EPOCH)
+                        .unwrap_or_default(),
                     snapshot: snapshot.clone(),
                 });
         }

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::evidence::{Deed, Entry};
+use crate::evidence::{self, Deed, Entry};
 use crate::pod::LivePod;
-use crate::recorder::Snapshot;
-use crate::runtime::State;
-use crate::shape::Kind;
+use crate::recorder::{Snapshot, Told};
+use crate::runtime::{State, describe};
+use crate::shape::{ContainerShape, Kind, RestartPolicy};
 use crate::wait::{self, PATIENCE};
 
 /// The kubelet looks at the runtime every second and may act on the look before the last.
@@ -18,6 +18,8 @@ pub(crate) const TWO_RELISTS: Duration = Duration::from_millis(2500);
 pub(crate) struct Before {
     pub(crate) snapshot: Snapshot,
     pub(crate) sandbox: String,
+    /// Containers that have ended and are to stay as they are.
+    kept: &'static [&'static str],
     evidence: usize,
     mark: usize,
 }
@@ -32,9 +34,40 @@ impl Before {
         Ok(Self {
             snapshot,
             sandbox: pod.sandbox().await?,
+            kept: &[],
             evidence: pod.evidence()?.len(),
             mark: pod.recorder.mark(),
         })
+    }
+
+    pub(crate) fn keeping(self, kept: &'static [&'static str]) -> Self {
+        Self { kept, ..self }
+    }
+
+    /// The containers that are to start again.
+    fn restarting<'a>(&self, pod: &'a LivePod) -> impl Iterator<Item = &'a ContainerShape> {
+        let containers = pod.shape.containers.iter();
+        containers.filter(|container| !self.kept.contains(&container.name))
+    }
+
+    /// The first container that is not as it is to be once the pod has restarted.
+    fn not_running(&self, pod: &LivePod, now: &Snapshot) -> Option<String> {
+        if self.kept.is_empty() {
+            return pod.not_running(now);
+        }
+        let touched = self.kept.iter().find(|&&name| {
+            let then = self.snapshot.containers.get(name);
+            then != now.containers.get(name)
+        });
+        self.restarting(pod)
+            .find_map(|container| container.unhealthy(now))
+            .or_else(|| touched.map(|name| format!("{name} was touched")))
+    }
+
+    /// The first container whose restart the status does not tell of.
+    pub(crate) fn untold(&self, pod: &LivePod, now: &Snapshot) -> Option<String> {
+        self.not_fresh(pod, now, |_| true)
+            .or_else(|| self.miscounted(pod, now))
     }
 
     fn had_run(&self, container: &str) -> bool {
@@ -58,7 +91,7 @@ impl Before {
         now: &Snapshot,
         of: impl Fn(Kind) -> bool,
     ) -> Option<String> {
-        let mut containers = pod.shape.containers.iter().filter(|it| of(it.kind));
+        let mut containers = self.restarting(pod).filter(|it| of(it.kind));
         containers.find_map(|container| {
             let seen = now.containers.get(container.name)?;
             let same = self.seen_id(container.name) == Some(seen.id.as_str());
@@ -69,7 +102,7 @@ impl Before {
     /// The first container whose restartCount has not gone up by one. Those that had not run before
     /// the exit (it was an init container's) begin at 0.
     fn miscounted(&self, pod: &LivePod, now: &Snapshot) -> Option<String> {
-        pod.shape.containers.iter().find_map(|container| {
+        self.restarting(pod).find_map(|container| {
             let name = container.name;
             let wanted = self.restarts(name) + i32::from(self.had_run(name));
             let seen = now.containers.get(name)?;
@@ -91,23 +124,81 @@ impl LivePod {
     pub(crate) async fn has_restarted(&self, before: &Before) -> Result<()> {
         self.recorder
             .until_alive("all containers run again", PATIENCE, |now| {
-                self.not_running(now)
-                    .or_else(|| before.not_fresh(self, now, |_| true))
-                    .or_else(|| before.miscounted(self, now))
+                before
+                    .not_running(self, now)
+                    .or_else(|| before.untold(self, now))
             })
             .await?;
         self.recorder
             .stays_for(TWO_RELISTS, |now| {
-                self.not_running(now)
+                before
+                    .not_running(self, now)
                     .or_else(|| before.miscounted(self, now))
             })
             .await
             .context("it ran, but it did not last")?;
+        self.started_afresh(before).await
+    }
+
+    /// For restarts that the status does not tell of yet.
+    pub(crate) async fn has_restarted_unseen(&self, before: &Before) -> Result<()> {
+        self.until_begun_again(before).await?;
+        self.recorder
+            .stays_for(TWO_RELISTS, |now| {
+                now.is_over().then(|| format!("the pod is {}", now.phase))
+            })
+            .await?;
+        self.started_afresh(before).await
+    }
+
+    /// Waits until every container has written that it began again.
+    pub(crate) async fn until_begun_again(&self, before: &Before) -> Result<()> {
+        wait::until("all containers have begun again", PATIENCE, async || {
+            let after = self.evidence_since(before)?;
+            let began = |name| {
+                let mut entries = after.iter();
+                entries.any(|entry| entry.container == name && entry.deed == Deed::Began)
+            };
+            let missing = before.restarting(self).find(|it| !began(it.name));
+            Ok(missing.map_or(Ok(()), |it| Err(format!("{} has not", it.name))))
+        })
+        .await
+    }
+
+    /// What its containers have noted since, with `say "note WORD"`.
+    pub(crate) fn notes_since(&self, before: &Before) -> Result<Vec<String>> {
+        Ok(evidence::notes(self.evidence_since(before)?))
+    }
+
+    /// How the plugin's log says that the last restart ended.
+    pub(crate) fn restart_ended(&self, how: &str) -> Result<()> {
+        let lines = self.plugin.log_lines(&self.name)?;
+        let end = lines.iter().rfind(|line| line.contains("again, "));
+        let end = end.context("no restart has ended")?;
+        ensure!(end.contains(how), "{how:?} is not in {end}");
+        Ok(())
+    }
+
+    /// As its `start` in the options says.
+    pub(crate) fn was_started_again_by(&self, start: &str) -> Result<()> {
+        self.restart_ended(match start {
+            "Kubelet" => "(no replay: start: Kubelet)",
+            _ => "by replay",
+        })
+    }
+
+    /// In place, once, and in order.
+    async fn started_afresh(&self, before: &Before) -> Result<()> {
         self.is_the_same_pod(before).await?;
         self.was_never_over(before)?;
         self.inits_ran_once_in_order(before)?;
-        self.started_in_spec_order().await?;
+        self.started_in_spec_order(before).await?;
         self.left_nothing_behind(before).await
+    }
+
+    /// What the containers have written down since.
+    pub(crate) fn evidence_since(&self, before: &Before) -> Result<Vec<Entry>> {
+        Ok(self.evidence()?.split_off(before.evidence))
     }
 
     /// For restarts that the plugin was killed in: everything runs, and what runs is new. While there
@@ -121,7 +212,7 @@ impl LivePod {
         self.recorder
             .until_alive("all containers run again", PATIENCE, recovered)
             .await?;
-        self.until_runtime_is_tidy().await?;
+        self.until_runtime_is_tidy(&[]).await?;
         self.recorder
             .stays_for(TWO_RELISTS, recovered)
             .await
@@ -129,6 +220,49 @@ impl LivePod {
         self.is_the_same_pod(before).await?;
         self.was_never_over(before)?;
         self.left_nothing_behind(before).await
+    }
+
+    /// The same where the status does not tell.
+    pub(crate) async fn has_recovered_unseen(&self, before: &Before) -> Result<()> {
+        self.until_begun_again(before).await?;
+        self.until_runtime_is_tidy(&[]).await?;
+        self.is_the_same_pod(before).await?;
+        self.was_never_over(before)?;
+        self.left_nothing_behind(before).await
+    }
+
+    /// For restarts whose exits were let go before there was a plugin again: it recovers, or a Never pod has failed,
+    /// as without the plugin.
+    pub(crate) async fn has_recovered_or_failed(&self, before: &Before) -> Result<()> {
+        let now = self
+            .recorder
+            .until("the pod runs again or has failed", PATIENCE, |now| {
+                let runs = self.not_running(now).is_none();
+                (!now.is_over() && !runs).then(|| now.to_string())
+            })
+            .await?;
+        if !now.is_over() {
+            let recovered = self.has_recovered(before).await;
+            // It may be that the kubelet had not yet told of the exits.
+            if recovered.is_ok() || !self.recorder.current().is_over() {
+                return recovered;
+            }
+        }
+        let now = self.recorder.current();
+        ensure!(
+            self.shape.policy == RestartPolicy::Never && now.phase == "Failed",
+            "{now}"
+        );
+        wait::until("nothing runs any more", PATIENCE, async || {
+            let containers = self.containers().await?;
+            let mut ended = containers.iter().map(|it| it.state() != State::Running);
+            Ok(if ended.all(|it| it) {
+                Ok(())
+            } else {
+                Err(format!("\n{}", describe(&containers)))
+            })
+        })
+        .await
     }
 
     /// UID, address, sandbox and emptyDir.
@@ -153,19 +287,36 @@ impl LivePod {
 
     /// Neither Failed nor Succeeded since the exit.
     fn was_never_over(&self, before: &Before) -> Result<()> {
-        for moment in self.recorder.since(before.mark) {
-            let seen = &moment.snapshot;
+        for seen in self.seen_since(before) {
             ensure!(!seen.is_over(), "the pod was seen {}: {seen}", seen.phase);
         }
         Ok(())
     }
 
+    /// The states that a condition went through since, and when each was seen (since the epoch).
+    pub(crate) fn told_since(&self, before: &Before, kind: &str) -> Vec<(Duration, Told)> {
+        let moments = self.recorder.since(before.mark).into_iter();
+        let told = moments.filter_map(|mut moment| {
+            let told = moment.snapshot.restarting.remove(kind)?;
+            Some((moment.clock, told))
+        });
+        let mut told: Vec<_> = told.collect();
+        told.dedup_by(|now, before| now.1 == before.1);
+        told
+    }
+
+    /// What the API server has published since.
+    pub(crate) fn seen_since(&self, before: &Before) -> Vec<Snapshot> {
+        let moments = self.recorder.since(before.mark).into_iter();
+        moments.map(|moment| moment.snapshot).collect()
+    }
+
     /// As the containers themselves wrote it down.
     fn inits_ran_once_in_order(&self, before: &Before) -> Result<()> {
-        let after = self.evidence()?.split_off(before.evidence);
+        let after = self.evidence_since(before)?;
         let began_again: Vec<&Entry> = after
             .iter()
-            .filter(|entry| !matches!(entry.deed, Deed::Exited(_)))
+            .filter(|entry| matches!(entry.deed, Deed::Began | Deed::Ended))
             .collect();
         let is_init = |entry: &&&Entry| {
             self.shape
@@ -197,14 +348,15 @@ impl LivePod {
                 .filter(|(_, entry)| entry.container == container.name && entry.deed == Deed::Began)
                 .map(|(position, _)| position)
                 .collect();
+            let wanted = usize::from(!before.kept.contains(&container.name));
             ensure!(
-                runs.len() == 1,
-                "{} should have begun once and began {} times",
+                runs.len() == wanted,
+                "{} should have begun {wanted} times and began {}",
                 container.name,
                 runs.len()
             );
             ensure!(
-                container.kind != Kind::Regular || runs[0] >= last_init,
+                container.kind != Kind::Regular || runs.iter().all(|at| *at >= last_init),
                 "{} began before the init containers were through",
                 container.name
             );
@@ -213,7 +365,7 @@ impl LivePod {
     }
 
     /// As the runtime wrote it down: inits and sidecars one after another, then the regular ones.
-    async fn started_in_spec_order(&self) -> Result<()> {
+    async fn started_in_spec_order(&self, before: &Before) -> Result<()> {
         let containers = self.containers().await?;
         let created = |name: &str| {
             containers
@@ -234,7 +386,10 @@ impl LivePod {
             ensure!(at > newest, "{} was created before its turn", early.name);
             newest = at;
         }
-        for regular in self.shape.of_kind(Kind::Regular) {
+        for regular in before
+            .restarting(self)
+            .filter(|container| container.kind == Kind::Regular)
+        {
             let at = created(regular.name)
                 .with_context(|| format!("{} is not in the runtime", regular.name))?;
             ensure!(at > newest, "{} was created before its turn", regular.name);
@@ -242,9 +397,21 @@ impl LivePod {
         Ok(())
     }
 
-    /// Neither in the runtime nor on disk.
+    /// Neither in the runtime, nor on disk, nor in the pod's conditions.
     async fn left_nothing_behind(&self, before: &Before) -> Result<()> {
-        self.until_runtime_is_tidy().await?;
+        self.until_runtime_is_tidy(before.kept).await?;
+        self.until_record_is_gone(before).await?;
+        self.recorder
+            .until("no condition says that it restarts", PATIENCE, |now| {
+                let mut told = now.restarting.iter();
+                told.find(|(_, told)| told.status)
+                    .map(|(kind, _)| format!("{kind} is True"))
+            })
+            .await?;
+        Ok(())
+    }
+
+    pub(crate) async fn until_record_is_gone(&self, before: &Before) -> Result<()> {
         let record = self.plugin.record_file(&before.sandbox);
         wait::until("the record of the restart is gone", PATIENCE, async || {
             Ok(if record.exists() {
@@ -280,8 +447,8 @@ impl LivePod {
     }
 
     /// Once a minute the kubelet removes all dead containers of a name but the newest (`kuberuntime_gc.go`). If that
-    /// minute is up while a placeholder is the newest, the exit before it goes, with its log: a known limit. Only
-    /// what the plugin did not remove itself is taken for this.
+    /// minute is up between a container's creation and its start, the exit before it goes, with its log, as it does
+    /// without the plugin. Only what the plugin did not remove itself is taken for this.
     async fn kubelet_has_collected(&self, before: &Before, container: &str) -> Result<bool> {
         let id = before.seen_id(container).unwrap_or_default();
         let id = id.rsplit('/').next().unwrap_or_default();
@@ -289,7 +456,7 @@ impl LivePod {
         let removed = self
             .plugin
             .log_lines(&format!("Remove(ContainerId(\"{id}"))?;
-        let collected = !there && removed.is_empty() && self.shape.is_shielded();
+        let collected = !there && removed.is_empty();
         if collected {
             println!(
                 "note: the kubelet collected {container} of {} ({id})",
@@ -317,7 +484,7 @@ impl LivePod {
         Ok(())
     }
 
-    async fn has_restarted_alone(&self, before: &Before, container: &str) -> Result<()> {
+    pub(crate) async fn has_restarted_alone(&self, before: &Before, container: &str) -> Result<()> {
         let wrong = |now: &Snapshot| {
             let seen = now.containers.get(container)?;
             if seen.restarts != before.restarts(container) + 1 {

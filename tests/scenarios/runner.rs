@@ -2,12 +2,13 @@
 //! nor a way to run some of them alone.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
 use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{Instant, timeout};
 
 use crate::node::Node;
@@ -19,24 +20,30 @@ use crate::stage::Stage;
 /// For a scenario's own steps; each wait in it has a shorter limit of its own.
 const LIMIT: Duration = Duration::from_mins(4);
 
+/// After so many failures the node, or the plugin, is not worth another hour.
+const MOST_FAILURES: usize = 12;
+
 #[derive(Default)]
 pub(crate) struct Tally {
     pub(crate) passed: usize,
     pub(crate) skipped: usize,
-    /// Failures by scenario.
-    pub(crate) failed: BTreeMap<String, usize>,
+    /// What went wrong, by scenario.
+    pub(crate) failed: BTreeMap<String, Vec<String>>,
 }
 
 impl Tally {
     pub(crate) fn failures(&self) -> usize {
-        self.failed.values().sum()
+        self.failed.values().map(Vec::len).sum()
     }
 
     fn take(&mut self, outcome: &Outcome) {
         match &outcome.result {
             Ok(()) => self.passed += 1,
             Err(error) if error.is::<Skipped>() => self.skipped += 1,
-            Err(_) => *self.failed.entry(outcome.name.clone()).or_default() += 1,
+            Err(error) => {
+                let failures = self.failed.entry(outcome.name.clone()).or_default();
+                failures.push(format!("{error:#}"));
+            }
         }
     }
 }
@@ -74,49 +81,36 @@ pub(crate) struct Runner {
 impl Runner {
     pub(crate) fn new(node: Arc<Node>, options: &Options) -> Result<Self> {
         Ok(Self {
-            plugin: Arc::new(Plugin::new(options.plugin.clone(), Arc::clone(&node))?),
+            plugin: Arc::new(Plugin::new(
+                options.plugin.clone(),
+                options.start.clone(),
+                Arc::clone(&node),
+            )?),
             node,
             with_plugin: !options.without_plugin,
             jobs: Arc::new(Semaphore::new(options.jobs.max(1))),
         })
     }
 
-    /// Everything `repeat` times: those that can share the node first, then the others one by one.
-    /// What a pod leaves in the runtime is awaited in the background and charged to its scenario.
+    /// Everything `repeat` times: those that can share the node, the others one by one, and at the end those that
+    /// want the whole machine.
     pub(crate) async fn run(&self, scenarios: &[Scenario], options: &Options) -> Result<Tally> {
         let mut tally = Tally::default();
         for round in 1..=options.repeat {
             if options.repeat > 1 {
                 println!("round {round} of {}", options.repeat);
             }
-            let mut playing = JoinSet::new();
-            self.plugin_must_run().await?;
-            for scenario in with(scenarios, Company::Shared) {
-                let jobs = Arc::clone(&self.jobs);
-                let stage = self.stage(scenario);
-                let scenario = scenario.clone();
-                playing.spawn(async move {
-                    let turn = jobs.acquire_owned().await;
-                    let outcome = play(&scenario, &stage).await;
-                    drop(turn);
-                    aftermath(outcome, &stage).await
-                });
+            if options.alone_first {
+                self.one_by_one(scenarios, Company::Alone, &mut tally)
+                    .await?;
+                self.together(scenarios, &mut tally).await?;
+            } else {
+                self.together(scenarios, &mut tally).await?;
+                self.one_by_one(scenarios, Company::Alone, &mut tally)
+                    .await?;
             }
-            while let Some(outcome) = playing.join_next().await {
-                tally.take(&outcome?);
-            }
-            for scenario in with(scenarios, Company::Alone) {
-                self.plugin_must_run().await?;
-                let stage = self.stage(scenario);
-                let outcome = play(scenario, &stage).await;
-                playing.spawn(async move { aftermath(outcome, &stage).await });
-                while let Some(outcome) = playing.try_join_next() {
-                    tally.take(&outcome?);
-                }
-            }
-            while let Some(outcome) = playing.join_next().await {
-                tally.take(&outcome?);
-            }
+            self.one_by_one(scenarios, Company::Undisturbed, &mut tally)
+                .await?;
         }
         let end = Outcome {
             name: "the_plugin_ends_well".to_owned(),
@@ -132,6 +126,65 @@ impl Runner {
             self.plugin.keep_log(target)?;
         }
         Ok(tally)
+    }
+
+    async fn together(&self, scenarios: &[Scenario], tally: &mut Tally) -> Result<()> {
+        self.plugin_must_run().await?;
+        let mut playing = JoinSet::new();
+        for scenario in with(scenarios, Company::Shared) {
+            let jobs = Arc::clone(&self.jobs);
+            let stage = self.stage(scenario);
+            let scenario = scenario.clone();
+            playing.spawn(async move {
+                let Ok(turn) = jobs.acquire_owned().await else {
+                    return not_played(&scenario);
+                };
+                let outcome = play(&scenario, &stage).await;
+                drop(turn);
+                aftermath(outcome, &stage).await
+            });
+        }
+        while let Some(outcome) = playing.join_next().await {
+            tally.take(&outcome?);
+            if tally.failures() >= MOST_FAILURES {
+                self.jobs.close();
+            }
+        }
+        Ok(())
+    }
+
+    /// While one scenario is played, the pods of those before it go.
+    async fn one_by_one(
+        &self,
+        scenarios: &[Scenario],
+        company: Company,
+        tally: &mut Tally,
+    ) -> Result<()> {
+        let mut going = JoinSet::new();
+        for scenario in with(scenarios, company) {
+            if tally.failures() >= MOST_FAILURES {
+                tally.take(&not_played(scenario));
+                continue;
+            }
+            self.plugin_must_run().await?;
+            let stage = self.stage(scenario);
+            let mut outcome = play(scenario, &stage).await;
+            if let Err(error) = self.node.must_be_well().await {
+                println!(
+                    "FAILED            {} left the node ill\n  {error:#}",
+                    outcome.name
+                );
+                outcome.result = both(outcome.result, Err(error));
+            }
+            going.spawn(async move { aftermath(outcome, &stage).await });
+            while let Some(outcome) = going.try_join_next() {
+                tally.take(&outcome?);
+            }
+        }
+        while let Some(outcome) = going.join_next().await {
+            tally.take(&outcome?);
+        }
+        Ok(())
     }
 
     async fn end(&self) -> Result<()> {
@@ -162,12 +215,36 @@ fn with(scenarios: &[Scenario], company: Company) -> impl Iterator<Item = &Scena
         .filter(move |scenario| scenario.company == company)
 }
 
-/// The scenario's own steps, and the deletion of its pods.
+/// What the nodes of a machine share: the lock's holder plays with all others, or with none.
+fn part_of_machine(company: Company) -> Result<File> {
+    let file = File::create(std::env::temp_dir().join("reprise-scenarios.lock"))?;
+    match company {
+        Company::Shared | Company::Alone => file.lock_shared()?,
+        Company::Undisturbed => file.lock()?,
+    }
+    Ok(file)
+}
+
+fn not_played(scenario: &Scenario) -> Outcome {
+    let outcome = Outcome {
+        name: scenario.name.clone(),
+        took: Duration::ZERO,
+        result: Err(anyhow!("not played: {MOST_FAILURES} failed before")),
+        report: String::new(),
+    };
+    outcome.print();
+    outcome
+}
+
+/// The scenario's own steps, what is checked after all of them, and the begin of its pods' deletion.
 async fn play(scenario: &Scenario, stage: &Stage) -> Outcome {
+    let company = scenario.company;
+    let part = spawn_blocking(move || part_of_machine(company)).await;
     let began = Instant::now();
     // A task of its own, so that a panic is this scenario's failure and no other's.
     let mut task = tokio::spawn(scenario.play(stage.clone()));
-    let result = match timeout(LIMIT, &mut task).await {
+    let part = part.map_err(Into::into).flatten();
+    let played = match timeout(LIMIT, &mut task).await {
         Ok(Ok(result)) => result,
         Ok(Err(error)) => Err(anyhow!("panicked: {error}")),
         Err(_) => {
@@ -175,23 +252,29 @@ async fn play(scenario: &Scenario, stage: &Stage) -> Outcome {
             Err(anyhow!("not done within {} s", LIMIT.as_secs()))
         }
     };
+    let result = both(played, stage.no_container_ran_twice_at_once());
     let report = match &result {
         Ok(()) => String::new(),
         Err(error) if error.is::<Skipped>() => String::new(),
         Err(_) => stage.report().await,
     };
-    let deleted = stage.delete_pods().await;
+    let result = both(result, stage.plugin.go_straight().await);
+    let deleted = match company {
+        Company::Shared | Company::Alone => stage.begin_delete().await,
+        Company::Undisturbed => stage.delete_pods().await,
+    };
     let outcome = Outcome {
         name: scenario.name.clone(),
         took: began.elapsed(),
-        result: both(result, deleted),
+        result: both(both(result, deleted), part.map(drop)),
         report,
     };
     outcome.print();
     outcome
 }
 
-/// Comes up to a minute after the scenario's own steps, which have been told of by then.
+/// What a pod leaves in the runtime is awaited up to minutes after the scenario's own steps, which have been told of by
+/// then, and charged to them.
 async fn aftermath(mut outcome: Outcome, stage: &Stage) -> Outcome {
     if let Err(error) = stage.until_nothing_is_left().await {
         let late = Outcome {

@@ -42,8 +42,6 @@ struct ListContainersResponse {
 
 #[derive(Clone, PartialEq, Message)]
 struct ContainerMetadata {
-    #[prost(string, tag = "1")]
-    name: String,
     #[prost(uint32, tag = "2")]
     attempt: u32,
 }
@@ -68,13 +66,17 @@ pub(crate) struct Container {
     /// Nanoseconds since the epoch.
     #[prost(int64, tag = "7")]
     pub(crate) created_at: i64,
+    #[prost(map = "string, string", tag = "8")]
+    labels: HashMap<String, String>,
     #[prost(map = "string, string", tag = "9")]
     annotations: HashMap<String, String>,
 }
 
 impl Container {
     pub(crate) fn name(&self) -> &str {
-        self.metadata.as_ref().map_or("", |metadata| &metadata.name)
+        self.labels
+            .get("io.kubernetes.container.name")
+            .map_or("", String::as_str)
     }
 
     pub(crate) fn attempt(&self) -> u32 {
@@ -138,6 +140,11 @@ impl Runtime {
             },
         ));
         Ok(Self { channel })
+    }
+
+    /// The connection, for a proxy to pass calls on.
+    pub(crate) fn channel(&self) -> Channel {
+        self.channel.clone()
     }
 
     /// The pod's containers, placeholders too, oldest first.

@@ -11,12 +11,14 @@ use crate::stage::Stage;
 
 type Running = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Company {
     /// Beside others, on the same node with the same plugin.
     Shared,
     /// Alone: it ends the plugin or a part of the node.
     Alone,
+    /// Alone on the whole machine, whatever other nodes there are: it takes all that its cores have.
+    Undisturbed,
 }
 
 /// Returned as an error by a scenario that this node cannot play.

@@ -4,31 +4,44 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::core::v1::Pod;
-use serde_json::{Value, json};
+use k8s_openapi::api::core::v1::{EphemeralContainer, Pod};
+use serde_json::{Map, Value, json};
 
-/// Where the emptyDir `ev` is mounted in each container.
-const EVIDENCE_DIR: &str = "/ev";
+use crate::recorder::Snapshot;
 
-/// Regular containers and sidecars. Opening the fifo for reading and writing blocks nobody, `read`
-/// wakes up when the scenario writes a code, and a second run waits for a second code.
+/// The emptyDir for evidence. Like every volume it is mounted at `/NAME` in each container.
+const EVIDENCE: &str = "ev";
+
+/// Opening the fifo for reading and writing blocks nobody, `read` wakes up when the scenario writes a
+/// code, and a second run waits for a second code.
 const WAIT_FOR_CODE: &str = r#"
 [ -p "/ev/$name" ] || mkfifo "/ev/$name"
 exec 3<>"/ev/$name"
 read -r code <&3
+"#;
+
+const EXIT_WITH_CODE: &str = r#"
 say "exit $code"
 echo "$name exits with $code"
 exit "$code"
 "#;
 
+/// What is in a fifo is gone when the last process that has it open is, however that one dies: whoever finds
+/// something there is not the only instance of the container.
 const PREAMBLE: &str = r#"
 say() { echo "$EPOCHREALTIME $name $1" >>/ev/log; }
+[ -p "/ev/$name.alive" ] || mkfifo "/ev/$name.alive"
+exec 4<>"/ev/$name.alive"
+read -r -t 0 _ <&4 && say double
+echo alive >&4
 say begin
 echo "$name begins"
 "#;
 
 /// `mkdir` tells the first run from the others.
 const FIRST_RUN_ONLY: &str = r#"mkdir "/ev/$name.first" 2>/dev/null || { say end; exit 0; }"#;
+
+const END_WITH_0: &str = r#"[ "$code" != 0 ] || { say end; exit 0; }"#;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RestartPolicy {
@@ -44,45 +57,69 @@ pub(crate) enum Kind {
     Regular,
 }
 
+/// How a container comes to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// With 0, at once.
+    AtOnce,
+    /// The first run waits for its code, later ones end with 0 at once.
+    FirstWaits,
+    /// Every run waits for its code.
+    Waits,
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct ContainerShape {
     pub(crate) name: &'static str,
     pub(crate) kind: Kind,
-    waits_for_code: bool,
-    ignores_term: bool,
-    /// `restartPolicyRules` in the spec: the kubelet's own feature.
-    spec_rules: Option<Value>,
+    end: End,
+    /// What it does first.
+    at_first: &'static str,
+    /// What it does on SIGTERM.
+    on_term: &'static str,
+    /// What else there is in its spec.
+    fields: Map<String, Value>,
 }
 
 impl ContainerShape {
     fn script(&self) -> String {
-        let trap = if self.ignores_term {
-            "trap '' TERM"
-        } else {
-            "trap 'exit 143' TERM"
+        let rest = match (self.kind, self.end) {
+            (_, End::AtOnce) => "say end".to_owned(),
+            (_, End::FirstWaits) => format!("{FIRST_RUN_ONLY}{WAIT_FOR_CODE}{EXIT_WITH_CODE}"),
+            (Kind::Init, End::Waits) => format!("{WAIT_FOR_CODE}{END_WITH_0}{EXIT_WITH_CODE}"),
+            (_, End::Waits) => format!("{WAIT_FOR_CODE}{EXIT_WITH_CODE}"),
         };
-        let rest = match (self.kind, self.waits_for_code) {
-            (Kind::Init, false) => "say end".to_owned(),
-            (Kind::Init, true) => format!("{FIRST_RUN_ONLY}{WAIT_FOR_CODE}"),
-            (Kind::Sidecar | Kind::Regular, _) => WAIT_FOR_CODE.to_owned(),
-        };
-        format!("{trap}\nname={}{PREAMBLE}{rest}", self.name)
+        format!(
+            "trap '{}' TERM\nname={}{PREAMBLE}{}\n{rest}",
+            self.on_term, self.name, self.at_first
+        )
     }
 
-    fn manifest(&self, image: &str) -> Value {
+    /// Says why, if it is not as it is in a healthy pod.
+    pub(crate) fn unhealthy(&self, now: &Snapshot) -> Option<String> {
+        let Some(seen) = now.containers.get(self.name) else {
+            return Some(format!("{} has no status", self.name));
+        };
+        let healthy = match self.kind {
+            Kind::Init => seen.state.starts_with("exit 0"),
+            Kind::Sidecar | Kind::Regular => seen.is_running && seen.ready,
+        };
+        (!healthy).then(|| format!("{} is {}", self.name, seen.state))
+    }
+
+    fn manifest(&self, image: &str, mounts: &[Value]) -> Value {
         let mut container = json!({
             "name": self.name,
             "image": image,
             "imagePullPolicy": "Never",
             "command": ["/bin/sh", "-c", self.script()],
-            "volumeMounts": [{"name": "ev", "mountPath": EVIDENCE_DIR}],
+            "volumeMounts": mounts,
         });
         if self.kind == Kind::Sidecar {
             container["restartPolicy"] = json!("Always");
         }
-        if let Some(rules) = &self.spec_rules {
-            container["restartPolicy"] = json!("Never");
-            container["restartPolicyRules"] = rules.clone();
+        for (field, value) in &self.fields {
+            container[field] = value.clone();
         }
         container
     }
@@ -93,8 +130,12 @@ impl ContainerShape {
 pub(crate) struct Shape {
     pub(crate) policy: RestartPolicy,
     pub(crate) containers: Vec<ContainerShape>,
+    /// What else there is in the pod's spec.
+    spec: Map<String, Value>,
     annotations: BTreeMap<String, String>,
     grace_period_seconds: i64,
+    /// Names and sources.
+    volumes: Vec<(&'static str, Value)>,
 }
 
 impl Shape {
@@ -102,8 +143,10 @@ impl Shape {
         Self {
             policy,
             containers: Vec::new(),
+            spec: Map::new(),
             annotations: BTreeMap::new(),
             grace_period_seconds: 1,
+            volumes: vec![(EVIDENCE, json!({"emptyDir": {}}))],
         }
     }
 
@@ -121,26 +164,66 @@ impl Shape {
 
     /// An init container that ends with 0 at once.
     pub(crate) fn init(self, name: &'static str) -> Self {
-        self.with(name, Kind::Init, false)
+        self.with(name, Kind::Init, End::AtOnce)
     }
 
     /// An init container whose first run waits for its exit code; later runs end with 0.
     pub(crate) fn waiting_init(self, name: &'static str) -> Self {
-        self.with(name, Kind::Init, true)
+        self.with(name, Kind::Init, End::FirstWaits)
+    }
+
+    /// An init container each run of which waits for its exit code.
+    pub(crate) fn asking_init(self, name: &'static str) -> Self {
+        self.with(name, Kind::Init, End::Waits)
     }
 
     pub(crate) fn sidecar(self, name: &'static str) -> Self {
-        self.with(name, Kind::Sidecar, true)
+        self.with(name, Kind::Sidecar, End::Waits)
     }
 
     pub(crate) fn regular(self, name: &'static str) -> Self {
-        self.with(name, Kind::Regular, true)
+        self.with(name, Kind::Regular, End::Waits)
     }
 
     /// All containers so far ignore SIGTERM.
     pub(crate) fn ignoring_term(mut self) -> Self {
         for container in &mut self.containers {
-            container.ignores_term = true;
+            container.on_term = "";
+        }
+        self
+    }
+
+    /// What the newest container so far does on SIGTERM instead of ending with 143.
+    pub(crate) fn on_term(mut self, script: &'static str) -> Self {
+        self.newest().on_term = script;
+        self
+    }
+
+    /// What the newest container so far does before anything else.
+    pub(crate) fn at_first(mut self, script: &'static str) -> Self {
+        self.newest().at_first = script;
+        self
+    }
+
+    /// Fields that the newest container so far has in its spec: probes, `lifecycle`.
+    pub(crate) fn field(mut self, name: &str, value: Value) -> Self {
+        self.newest().fields.insert(name.to_owned(), value);
+        self
+    }
+
+    /// A volume of that source, at `/NAME` in each container.
+    pub(crate) fn volume(mut self, name: &'static str, source: Value) -> Self {
+        self.volumes.push((name, source));
+        self
+    }
+
+    /// All containers so far have a preStop hook, which takes a second.
+    pub(crate) fn with_pre_stop(mut self) -> Self {
+        for container in &mut self.containers {
+            let name = container.name;
+            let script = format!("sleep 1; echo \"$EPOCHREALTIME {name} prestop\" >>/ev/log");
+            let hook = json!({"preStop": {"exec": {"command": ["/bin/sh", "-c", script]}}});
+            container.fields.insert("lifecycle".to_owned(), hook);
         }
         self
     }
@@ -169,11 +252,9 @@ impl Shape {
     }
 
     /// The kubelet's own way to say the same, for the newest container so far.
-    pub(crate) fn restarts_all_by_itself(mut self, code: i32) -> Self {
-        if let Some(container) = self.containers.last_mut() {
-            container.spec_rules = Some(json!([restart_all_on(&[code])]));
-        }
-        self
+    pub(crate) fn restarts_all_by_itself(self, code: i32) -> Self {
+        self.field("restartPolicy", json!("Never"))
+            .field("restartPolicyRules", json!([restart_all_on(&[code])]))
     }
 
     /// The same pod without any annotation.
@@ -184,21 +265,40 @@ impl Shape {
         }
     }
 
-    fn with(mut self, name: &'static str, kind: Kind, waits_for_code: bool) -> Self {
+    /// The same pod with `restartPolicy: Always`.
+    pub(crate) fn restarted_by_the_kubelet(mut self) -> Self {
+        self.policy = RestartPolicy::Always;
+        self
+    }
+
+    fn with(mut self, name: &'static str, kind: Kind, end: End) -> Self {
         self.containers.push(ContainerShape {
             name,
             kind,
-            waits_for_code,
-            ignores_term: false,
-            spec_rules: None,
+            end,
+            at_first: "",
+            on_term: "exit 143",
+            fields: Map::new(),
         });
         self
+    }
+
+    fn newest(&mut self) -> &mut ContainerShape {
+        let newest = self.containers.last_mut();
+        newest.expect("the scenario says something of a container before it has one")
     }
 
     pub(crate) fn of_kind(&self, kind: Kind) -> impl Iterator<Item = &ContainerShape> {
         self.containers
             .iter()
             .filter(move |container| container.kind == kind)
+    }
+
+    /// Sidecars and regular containers.
+    pub(crate) fn lasting(&self) -> impl Iterator<Item = &ContainerShape> {
+        self.containers
+            .iter()
+            .filter(|container| container.kind != Kind::Init)
     }
 
     pub(crate) fn container(&self, name: &str) -> Result<&ContainerShape> {
@@ -221,21 +321,26 @@ impl Shape {
         })
     }
 
-    /// Whether exits may be behind placeholders, which the plugin makes where the pod's policy restarts nothing.
-    pub(crate) fn is_shielded(&self) -> bool {
-        self.policy != RestartPolicy::Always
-    }
-
     /// The manifest, bound to the node because there is no scheduler.
     pub(crate) fn manifest(&self, name: &str, node: &str, image: &str) -> Result<Pod> {
+        let mounts: Vec<Value> = self
+            .volumes
+            .iter()
+            .map(|(name, _)| json!({"name": name, "mountPath": format!("/{name}")}))
+            .collect();
+        let volumes = self.volumes.iter().map(|(name, source)| {
+            let mut volume = source.clone();
+            volume["name"] = json!(name);
+            volume
+        });
         let containers = |wanted: fn(Kind) -> bool| -> Vec<Value> {
             self.containers
                 .iter()
                 .filter(|container| wanted(container.kind))
-                .map(|container| container.manifest(image))
+                .map(|container| container.manifest(image, &mounts))
                 .collect()
         };
-        let pod = json!({
+        let mut pod = json!({
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {"name": name, "annotations": self.annotations},
@@ -247,10 +352,58 @@ impl Shape {
                 "enableServiceLinks": false,
                 "initContainers": containers(|kind| kind != Kind::Regular),
                 "containers": containers(|kind| kind == Kind::Regular),
-                "volumes": [{"name": "ev", "emptyDir": {}}],
+                "volumes": volumes.collect::<Vec<_>>(),
             },
         });
+        for (field, value) in &self.spec {
+            pod["spec"][field] = value.clone();
+        }
         serde_json::from_value(pod).context("the scenario's manifest is not a pod")
+    }
+
+    /// The pod's options, as `restart-options.reprise.dev`.
+    pub(crate) fn options(self, options: &Value) -> Self {
+        self.annotation("restart-options.reprise.dev", options.to_string())
+    }
+
+    /// Who starts its containers again.
+    pub(crate) fn started_by(self, who: &str) -> Self {
+        self.options(&json!({"start": who}))
+    }
+
+    pub(crate) fn host_network(self) -> Self {
+        self.spec("hostNetwork", json!(true))
+    }
+
+    pub(crate) fn share_process_namespace(self) -> Self {
+        self.spec("shareProcessNamespace", json!(true))
+    }
+
+    /// Users of its own: root in it is nobody outside.
+    pub(crate) fn user_namespace(self) -> Self {
+        self.spec("hostUsers", json!(false))
+    }
+
+    /// The `RuntimeClass` is made with the pod.
+    pub(crate) fn runtime_class(self, name: &str) -> Self {
+        self.spec("runtimeClassName", json!(name))
+    }
+
+    fn spec(mut self, field: &str, value: Value) -> Self {
+        self.spec.insert(field.to_owned(), value);
+        self
+    }
+
+    /// A container for the running pod, which does there what a regular one does.
+    pub(crate) fn ephemeral(
+        &self,
+        name: &'static str,
+        node: &str,
+        image: &str,
+    ) -> Result<EphemeralContainer> {
+        let pod = self.clone().regular(name).manifest(name, node, image)?;
+        let container = pod.spec.and_then(|mut spec| spec.containers.pop());
+        serde_json::from_value(json!(container)).context("the container cannot be an ephemeral one")
     }
 }
 

@@ -1,19 +1,30 @@
 //! What a scenario is given: a node, a plugin, and pods that are cleared away behind it.
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::core::ApiResource;
+use kube::{Resource, ResourceExt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 
+use crate::evidence::Deed;
 use crate::node::Node;
 use crate::plugin::Plugin;
 use crate::pod::LivePod;
 use crate::shape::Shape;
+use crate::wait::{self, PATIENCE};
 
 /// A host name has no more, and the pod's is its own.
 const LONGEST_NAME: usize = 63;
 
-static PODS_MADE: AtomicU32 = AtomicU32::new(0);
+static NAMES_MADE: AtomicU32 = AtomicU32::new(0);
 
 #[derive(Clone)]
 pub(crate) struct Stage {
@@ -21,6 +32,9 @@ pub(crate) struct Stage {
     pub(crate) plugin: Arc<Plugin>,
     scenario: String,
     pods: Arc<Mutex<Vec<Arc<LivePod>>>>,
+    /// Of static pods.
+    manifests: Arc<Mutex<Vec<PathBuf>>>,
+    objects: Arc<Mutex<Vec<(ApiResource, String)>>>,
 }
 
 impl Stage {
@@ -30,29 +44,97 @@ impl Stage {
             plugin,
             scenario: scenario.to_owned(),
             pods: Arc::default(),
+            manifests: Arc::default(),
+            objects: Arc::default(),
         }
+    }
+
+    /// A name that tells of the scenario and that no other object has.
+    pub(crate) fn name(&self) -> String {
+        let suffix = format!(
+            "-{}-{:04}",
+            std::process::id(),
+            NAMES_MADE.fetch_add(1, Ordering::Relaxed)
+        );
+        let mut name = self.scenario.replace('_', "-");
+        name.truncate(LONGEST_NAME - suffix.len());
+        name.trim_end_matches('-').to_owned() + &suffix
     }
 
     /// A pod of that shape, created and no more.
     pub(crate) async fn pod(&self, shape: Shape) -> Result<Arc<LivePod>> {
-        let suffix = format!(
-            "-{}-{:04}",
-            std::process::id(),
-            PODS_MADE.fetch_add(1, Ordering::Relaxed)
-        );
-        let mut name = self.scenario.replace('_', "-");
-        name.truncate(LONGEST_NAME - suffix.len());
-        let name = name.trim_end_matches('-').to_owned() + &suffix;
+        let name = self.name();
         let node = Arc::clone(&self.node);
         let plugin = Arc::clone(&self.plugin);
         let pod = Arc::new(LivePod::create(node, plugin, shape, name).await?);
-        self.lock().push(Arc::clone(&pod));
+        lock(&self.pods).push(Arc::clone(&pod));
         Ok(pod)
     }
 
     /// A pod of that shape, all of it running.
     pub(crate) async fn running(&self, shape: Shape) -> Result<Arc<LivePod>> {
         let pod = self.pod(shape).await?;
+        pod.until_running().await?;
+        Ok(pod)
+    }
+
+    /// A Job, a Service or their like. At the end it is deleted with all that was made for it.
+    pub(crate) async fn create<K>(&self, manifest: Value) -> Result<()>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+        K: Clone + std::fmt::Debug + Serialize + DeserializeOwned,
+    {
+        let object: K = serde_json::from_value(manifest)?;
+        let objects = self.node.objects::<K>();
+        let made = objects.create(&PostParams::default(), &object).await;
+        let made = made.context("the API server refuses the scenario's object")?;
+        let kind = ApiResource::erase::<K>(&());
+        lock(&self.objects).push((kind, made.name_any()));
+        Ok(())
+    }
+
+    /// The pod with that label, which a controller is to make from the shape, all of it running.
+    pub(crate) async fn adopt(&self, shape: Shape, label: &str) -> Result<Arc<LivePod>> {
+        let pods = self.node.pods();
+        let selected = ListParams::default().labels(label);
+        let pod = wait::until("a controller makes a pod", PATIENCE, async || {
+            let pod = pods.list(&selected).await?.items.pop();
+            Ok(pod.ok_or_else(|| "none".to_owned()))
+        })
+        .await?;
+        self.takes_charge_of(shape, &pod).await
+    }
+
+    /// A static pod of that shape, all of it running: the kubelet makes it from a manifest, and the API server has its
+    /// mirror.
+    pub(crate) async fn static_pod(&self, shape: Shape) -> Result<(Arc<LivePod>, PathBuf)> {
+        let name = self.name();
+        let mut manifest = shape.manifest(&name, &self.node.name, &self.node.image)?;
+        if let Some(spec) = &mut manifest.spec {
+            spec.node_name = None;
+        }
+        let file = self.node.static_pod_path.join(format!("{name}.json"));
+        // The kubelet reads it as soon as it is there, so it must be there as a whole.
+        let whole = file.with_file_name(format!(".{name}.json"));
+        std::fs::write(&whole, serde_json::to_vec(&manifest)?)?;
+        std::fs::rename(&whole, &file)?;
+        lock(&self.manifests).push(file.clone());
+        let pods = self.node.pods();
+        let mirror = format!("{name}-{}", self.node.name);
+        let pod = wait::until("the static pod has a mirror", PATIENCE, async || {
+            let pod = pods.get_opt(&mirror).await?;
+            Ok(pod.ok_or_else(|| "none".to_owned()))
+        })
+        .await?;
+        Ok((self.takes_charge_of(shape, &pod).await?, file))
+    }
+
+    /// A pod that others made, once all of it runs.
+    async fn takes_charge_of(&self, shape: Shape, pod: &Pod) -> Result<Arc<LivePod>> {
+        let node = Arc::clone(&self.node);
+        let plugin = Arc::clone(&self.plugin);
+        let pod = Arc::new(LivePod::adopt(node, plugin, shape, pod)?);
+        lock(&self.pods).push(Arc::clone(&pod));
         pod.until_running().await?;
         Ok(pod)
     }
@@ -66,17 +148,54 @@ impl Stage {
         reports.join("\n")
     }
 
-    pub(crate) async fn delete_pods(&self) -> Result<()> {
+    /// Asked at the end of every scenario, whatever it was about.
+    pub(crate) fn no_container_ran_twice_at_once(&self) -> Result<()> {
+        for pod in self.all() {
+            // A pod that has come to nothing, or is deleted already, has none.
+            let evidence = pod.evidence().unwrap_or_default();
+            let doubled = evidence.iter().find(|entry| entry.deed == Deed::Doubled);
+            ensure!(
+                doubled.is_none(),
+                "{} began while another instance of it was alive: {doubled:?}",
+                pod.name
+            );
+        }
+        Ok(())
+    }
+
+    /// Whatever made pods goes first, with them, or it would make others.
+    pub(crate) async fn begin_delete(&self) -> Result<()> {
+        for manifest in lock(&self.manifests).drain(..) {
+            // The scenario may have been about that.
+            let _ = std::fs::remove_file(manifest);
+        }
+        let objects = lock(&self.objects).clone();
+        for (kind, name) in objects {
+            let objects = self.node.objects_of(&kind);
+            let deleted = objects.delete(&name, &DeleteParams::foreground()).await;
+            deleted.with_context(|| format!("cannot delete the {} {name}", kind.kind))?;
+        }
         for pod in self.all() {
             pod.begin_delete().await?;
         }
+        Ok(())
+    }
+
+    pub(crate) async fn delete_pods(&self) -> Result<()> {
+        self.begin_delete().await?;
+        self.until_gone().await
+    }
+
+    /// The API server has let go of all pods.
+    async fn until_gone(&self) -> Result<()> {
         for pod in self.all() {
-            pod.delete().await?;
+            pod.recorder.until_gone(PATIENCE).await?;
         }
         Ok(())
     }
 
     pub(crate) async fn until_nothing_is_left(&self) -> Result<()> {
+        self.until_gone().await?;
         for pod in self.all() {
             pod.until_nothing_is_left().await?;
         }
@@ -84,10 +203,10 @@ impl Stage {
     }
 
     fn all(&self) -> Vec<Arc<LivePod>> {
-        self.lock().clone()
+        lock(&self.pods).clone()
     }
+}
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Arc<LivePod>>> {
-        self.pods.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }

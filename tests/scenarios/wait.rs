@@ -8,9 +8,9 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use tokio::time::{Instant, sleep};
 
-/// The kubelet retries a failed start after 10-15 s and backs off 10 s: what takes three times as
+/// The kubelet retries a failed start after 10-15 s, and backs off 10 s, then 20 s: what takes three times as
 /// long does not come.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(45);
+pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Between two looks at the runtime or the file system.
 const POLL: Duration = Duration::from_millis(50);

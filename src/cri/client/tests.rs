@@ -13,7 +13,7 @@ fn id() -> ContainerId {
 }
 
 fn soon() -> Instant {
-    Instant::now() + Duration::from_secs(2)
+    Instant::now() + Duration::from_secs(20)
 }
 
 #[tokio::test]
@@ -243,8 +243,13 @@ async fn calls_carry_what_they_were_given() {
 async fn configurations_come_from_the_verbose_info_if_there_is_any() {
     let fake = Fake::start();
     let client = fake.client();
+    fake.answers().status = Some(api::ContainerStatus {
+        metadata: Some(api::ContainerMetadata::default()),
+        ..Default::default()
+    });
     assert!(client.container_info(&id()).await.unwrap().is_none());
-    assert!(client.container_config(&id()).await.unwrap().is_none());
+    let (_, config) = client.container_config(&id()).await.unwrap();
+    assert!(config.is_none());
     assert!(client.sandbox_config(&"s1".into()).await.unwrap().is_none());
 
     let info = r#"{"config":{"hostname":"web","metadata":{"name":"web","attempt":1}}}"#;

@@ -3,17 +3,69 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tokio::task::spawn_blocking;
+
 use super::perform::story;
+use super::places::Place;
 use super::state::State;
 use super::{Driver, Job, unix_ms};
 use crate::cri::{ContainerState, CriError};
-use crate::ids::{ContainerId, ExitCode};
-use crate::kube::ContainerKind;
-use crate::policy::{Action, CompletedContainers};
+use crate::ids::{ContainerId, ContainerName, ExitCode};
+use crate::kube::{ContainerKind, RestartPolicy};
+use crate::node::InstanceState;
+use crate::policy::{Action, CompletedContainers, Policy, Rules};
+use crate::report::condition_type;
 use crate::restart::machine::{Effect, Event, Machine};
-use crate::restart::plan::{Circumstances, Plan, RestartId, Trigger};
+use crate::restart::plan::{Circumstances, Member, Plan, RestartId, Starter, Trigger};
+use crate::restart::replay::{self, Obstacle};
 
 impl Driver {
+    /// What exits mean, from what is known of the pod.
+    pub(super) fn judge(&self, state: &mut State) {
+        let annotations = self.annotations.iter();
+        let annotations = annotations.map(|(key, value)| (key.as_str(), value.as_str()));
+        let containers = state.spec.iter().flat_map(|spec| &spec.containers);
+        let rules = containers
+            .filter(|container| !container.rules.is_empty())
+            .map(|container| (container.name.to_string(), Rules::from(&*container.rules)));
+        let native = state.native.unwrap_or_default();
+        let names = state
+            .spec
+            .as_ref()
+            .map(|spec| spec.container_names().collect::<Vec<_>>());
+        let policy = Policy::from_pod(annotations, rules, native).and_then(|policy| {
+            if let Some((policy, names)) = policy.as_ref().zip(names) {
+                policy.check_names(&names)?;
+            }
+            Ok(policy)
+        });
+        state.policy = match policy {
+            Ok(policy) => policy.map(Arc::new),
+            Err(error) => {
+                if !std::mem::replace(&mut state.said_invalid, true) {
+                    self.tools.reporter.invalid_rules(&self.pod, &error);
+                }
+                None
+            }
+        };
+    }
+
+    /// Without an API server, the manifest says what a static pod is made of.
+    pub(super) fn look_for_manifest(self: &Arc<Self>) {
+        if !self.is_static {
+            return;
+        }
+        let driver = Arc::clone(self);
+        spawn_blocking(move || {
+            if let Some(spec) = driver.tools.static_pods.find(&driver.pod) {
+                // The API server may have been faster.
+                if driver.lock().spec.is_none() {
+                    driver.spec_changed(Arc::new(spec));
+                }
+            }
+        });
+    }
+
     /// Settles what the exit of this container means: it is part of a restart, begins one, or is let go.
     pub(super) fn decide(self: &Arc<Self>, state: &mut State, id: &ContainerId) {
         let held = state.holds.contains_key(id);
@@ -39,20 +91,33 @@ impl Driver {
             state.holds.remove(id);
             return;
         }
-        let trigger = state.trigger(id);
-        let action = trigger
-            .as_ref()
-            .zip(state.policy.as_ref())
-            .and_then(|(trigger, policy)| policy.action(trigger.name.as_str(), trigger.code.0));
-        match trigger.zip(action) {
+        match state.asked(id) {
+            Some((trigger, action)) if !state.deleting && self.is_static => {
+                self.begin_unless_withdrawn(trigger, action);
+            }
             Some((trigger, action)) if !state.deleting => self.begin(state, trigger, action),
+            _ if state.is_replayed(id) => {}
             _ => {
                 state.holds.remove(id);
             }
         }
     }
 
-    pub(super) fn begin(self: &Arc<Self>, state: &mut State, trigger: Trigger, action: Action) {
+    /// A static pod is deleted by taking its manifest away, of which no API tells in time.
+    fn begin_unless_withdrawn(self: &Arc<Self>, trigger: Trigger, action: Action) {
+        let driver = Arc::clone(self);
+        spawn_blocking(move || {
+            let withdrawn = driver.tools.static_pods.is_withdrawn(&driver.pod);
+            let mut state = driver.lock();
+            if withdrawn {
+                driver.let_go(&mut state);
+            } else if !state.deleting {
+                driver.begin(&mut state, trigger, action);
+            }
+        });
+    }
+
+    fn begin(self: &Arc<Self>, state: &mut State, trigger: Trigger, action: Action) {
         state.restarts += 1;
         let options = state.policy.as_ref().map(|policy| policy.options().clone());
         let grace = match (action, options) {
@@ -61,89 +126,153 @@ impl Driver {
         };
         let container = trigger.container.clone();
         let id = RestartId(format!("{}-{}", short(container.as_str()), state.restarts));
-        let circumstances = self.circumstances(state, id, trigger, grace, 0);
-        let plan = match action {
-            Action::Restart => circumstances.restart_one(),
-            Action::RestartAllContainers | Action::RestartPod => Some(circumstances.restart_all()),
+        let mut circumstances = self.circumstances(state, id, trigger, action, grace);
+        let (scope, now) = (scope(action, &circumstances.trigger), unix_ms());
+        let wait = state.past.wait(scope.as_ref(), now, &self.tools.back_off);
+        circumstances.back_off_ms = millis(wait);
+        let (starter, place) = match self.place(state, &circumstances) {
+            Ok(place) => (Starter::Plugin, Some(place)),
+            Err(obstacle) => (Starter::Kubelet(obstacle.to_string()), None),
         };
-        let Some(plan) = plan else {
+        circumstances.starter = starter;
+        let Some(plan) = circumstances.plan() else {
             state.holds.remove(&container);
             return;
         };
+        state.place = place;
+        state.past.begun(scope.as_ref(), now, &self.tools.back_off);
         self.tools.reporter.restarting(&story(&plan));
-        self.carry_out(state, plan);
+        self.carry_out(state, plan, Duration::ZERO);
+    }
+
+    /// Whether the containers can be replayed.
+    fn place(&self, state: &State, circumstances: &Circumstances) -> Result<Place, Obstacle> {
+        let Circumstances {
+            action, trigger, ..
+        } = circumstances;
+        let members = circumstances.containers.iter();
+        let concerned = |it: &&Member| *action != Action::Restart || it.name == trigger.name;
+        let members: Vec<&Member> = members.filter(concerned).collect();
+        let asked = state.policy.as_ref().and_then(|it| it.options().start);
+        let spec = state.spec.as_deref();
+        let obstacle = if circumstances.back_off_ms > 0 {
+            Some(Obstacle::BackOff)
+        } else if circumstances.grace_ms > 0 {
+            Some(Obstacle::GracePeriod)
+        } else if !self.tools.gate.is_there() {
+            Some(Obstacle::NoGate)
+        } else {
+            replay::obstacle(asked.unwrap_or(self.tools.start), spec, &members)
+        };
+        obstacle.map_or_else(|| self.tools.places.take().ok_or(Obstacle::Busy), Err)
+    }
+
+    /// What a replay made and did not start shields nothing, and nobody else would remove it before the kubelet collects
+    /// it.
+    pub(super) fn sweep_unstarted(self: &Arc<Self>, state: &mut State) {
+        let unstarted = state.instances.iter();
+        let unstarted =
+            unstarted.filter(|(_, it)| it.state == InstanceState::Created && !it.placeholder);
+        let unstarted: Vec<ContainerId> = unstarted.map(|(id, _)| id.clone()).collect();
+        for id in unstarted {
+            state.instances.removed(&id);
+            // Whatever is heard of it until it is gone: one that was just being started is none of the next round's.
+            state.removed.insert(id.clone(), i64::MAX);
+            self.sweep(id);
+        }
+    }
+
+    /// A replay has failed: the kubelet starts the containers, from what there is now.
+    pub(super) fn hand_over(self: &Arc<Self>, state: &mut State, why: String) {
+        let Some(plan) = state.machine.as_ref().map(Machine::plan) else {
+            return;
+        };
+        let held = Duration::from_millis(unix_ms().saturating_sub(plan.decided_at_ms));
+        let again = plan.again;
+        tracing::warn!(pod = %self.pod.key, restart = %plan.id, why, "handing the start over to the kubelet");
+        self.sweep_unstarted(state);
+        self.plan_anew(state, again, Starter::Kubelet(why), held);
     }
 
     pub(super) fn begin_again(self: &Arc<Self>, state: &mut State) {
-        let Some(machine) = &state.machine else {
+        let Some(plan) = state.machine.as_ref().map(Machine::plan) else {
             return;
         };
-        let plan = machine.plan();
-        let (id, trigger) = (plan.id.clone(), plan.trigger.clone());
-        let grace = Duration::from_millis(plan.grace_ms);
         let again = plan.again + 1;
         tracing::warn!(pod = %self.pod.key, restart = %plan.id, again, "containers were started out of order while the gate was away: beginning anew");
-        let plan = self
-            .circumstances(state, id, trigger, grace, again)
-            .restart_all();
-        self.carry_out(state, plan);
+        let starter = Starter::Kubelet("the restart was disturbed".into());
+        self.plan_anew(state, again, starter, Duration::ZERO);
     }
 
-    pub(super) fn carry_out(self: &Arc<Self>, state: &mut State, plan: Plan) {
+    /// The same restart, from what there is now.
+    fn plan_anew(self: &Arc<Self>, state: &mut State, again: u8, starter: Starter, held: Duration) {
+        let Some(plan) = state.machine.as_ref().map(Machine::plan) else {
+            return;
+        };
+        let (id, trigger) = (plan.id.clone(), plan.trigger.clone());
+        let (action, grace) = (plan.action, Duration::from_millis(plan.grace_ms));
+        let condition = plan.condition.clone();
+        let start_at_ms = plan.decided_at_ms + plan.back_off_ms;
+        let mut circumstances = self.circumstances(state, id, trigger, action, grace);
+        circumstances.again = again;
+        circumstances.starter = starter;
+        circumstances.condition = condition;
+        circumstances.back_off_ms = start_at_ms.saturating_sub(circumstances.decided_at_ms);
+        if let Some(plan) = circumstances.plan() {
+            self.carry_out(state, plan, held);
+        }
+    }
+
+    /// `held`: for how long exits that belong to it have been held, at the least.
+    fn carry_out(self: &Arc<Self>, state: &mut State, plan: Plan, held: Duration) {
         state.settle_olds(&plan);
+        let spent = state.held_for().max(held);
         let held: Vec<ContainerId> = state.holds.keys().cloned().collect();
-        let leftover = state
-            .machine
-            .as_ref()
-            .map(Machine::leftovers)
-            .unwrap_or_default();
-        let (machine, effects) = Machine::begin(plan, &held, leftover, Instant::now());
+        let ran = state.oldest_run(&plan);
+        let now = Instant::now();
+        let (machine, effects) =
+            Machine::begin(plan, &held, state.machine.as_ref(), ran, spent, now);
+        let codes = state.codes_of_held(machine.plan());
         state.machine = Some(machine);
+        state.replay = None;
+        state.creating.clear();
         self.apply(state, effects);
+        for (name, id, code) in codes {
+            self.feed(state, Event::Ended(name, id, Some(code)));
+        }
     }
 
-    pub(super) fn circumstances(
+    fn circumstances(
         &self,
         state: &State,
         id: RestartId,
         trigger: Trigger,
+        action: Action,
         grace: Duration,
-        again: u8,
     ) -> Circumstances {
         let known = state.shape();
         let restart_policy = known.as_ref().map(|(policy, _)| *policy);
-        let containers = match known {
-            Some((_, containers)) => containers
-                .into_iter()
-                .map(|(name, kind)| state.member(name, kind))
-                .collect(),
-            None => state
-                .instances
-                .names_by_creation()
-                .into_iter()
-                .map(|name| {
-                    let mut member = state.member(name, ContainerKind::Regular);
-                    // What has ended while others run was an init container, as far as one can tell.
-                    let ended = member.old.as_ref().is_some_and(|old| old.exit.is_some());
-                    if ended && member.name != trigger.name {
-                        member.kind = ContainerKind::Init;
-                    }
-                    member
-                })
-                .collect(),
-        };
+        let containers = known.map_or_else(
+            || guessed_members(state, &trigger.name),
+            |(_, members)| members,
+        );
         Circumstances {
             id,
             pod: self.pod.clone(),
             trigger,
+            action,
+            condition: condition_type(action, state.native).map(str::to_owned),
+            // Whoever plans settles who starts.
+            starter: Starter::Plugin,
             restart_policy,
             containers,
-            grace_ms: u64::try_from(grace.as_millis()).unwrap_or(u64::MAX),
+            grace_ms: millis(grace),
             keep_completed: state.policy.as_ref().is_some_and(|policy| {
                 policy.options().completed_containers == CompletedContainers::Keep
             }),
             decided_at_ms: unix_ms(),
-            again,
+            back_off_ms: 0,
+            again: 0,
         }
     }
 
@@ -174,6 +303,8 @@ impl Driver {
         if let Some(instance) = state.instances.get(id)
             && news
             && !instance.placeholder
+            // Otherwise an init container that asks for another restart would have failed in this one.
+            && !state.will_ask(id)
         {
             let name = instance.name.clone();
             self.feed(state, Event::Ended(name, id.clone(), code));
@@ -196,6 +327,10 @@ impl Driver {
     }
 
     pub(super) fn apply(self: &Arc<Self>, state: &mut State, effects: Vec<Effect>) {
+        if !state.machine.as_ref().is_some_and(Machine::may_replay) {
+            state.place = None;
+            state.turn = None;
+        }
         for effect in effects {
             tracing::debug!(pod = %self.pod.key, ?effect);
             match effect {
@@ -206,11 +341,36 @@ impl Driver {
                     }
                 }
                 Effect::Again => self.begin_again(state),
+                Effect::HandOver(why) => self.hand_over(state, why),
                 // The queue is closed only after the pod is gone, when nothing matters any more.
                 effect => drop(self.jobs.send(Job::Do(effect))),
             }
         }
     }
+}
+
+/// What has ended while others run was an init container, as far as one can tell without a spec.
+fn guessed_members(state: &State, trigger: &ContainerName) -> Vec<Member> {
+    let names = state.instances.names_by_creation().into_iter();
+    names
+        .map(|name| {
+            let mut member = state.member(name, ContainerKind::Regular, RestartPolicy::Never);
+            let ended = member.old.as_ref().is_some_and(|old| old.exit.is_some());
+            if ended && member.name != *trigger {
+                member.kind = ContainerKind::Init;
+            }
+            member
+        })
+        .collect()
+}
+
+/// Whose row of restarts it belongs to: a container's own, or the pod's.
+pub(super) fn scope(action: Action, trigger: &Trigger) -> Option<ContainerName> {
+    (action == Action::Restart).then(|| trigger.name.clone())
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn short(id: &str) -> &str {

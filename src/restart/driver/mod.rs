@@ -5,26 +5,31 @@
 
 mod decide;
 mod perform;
+mod places;
+mod replay;
 mod state;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot};
 
+use super::back_off::{BackOff, Past};
 use super::machine::{Effect, Event, Found, FoundState, Machine, Phase, Verdict};
 use super::placeholder::Placeholders;
 use super::plan::Plan;
 use super::record::{Record, Records};
 use crate::cri::{self, Containerd};
-use crate::exit_hold::Answer;
+use crate::exit_hold::{Answer, Knock};
 use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity};
-use crate::kube::PodSpec;
-use crate::node::{Instance, InstanceState, Instances, now_ns};
-use crate::policy::Policy;
+use crate::kube::{KubeletFeatures, PodSpec, StaticPods};
+use crate::node::{Instance, InstanceState, now_ns};
+use crate::policy::Start;
 use crate::report::Reporter;
-use state::State;
+pub use places::Places;
+use state::{Hold, State};
 
 /// An exit that no hook has announced by then is not held: the container was made before the plugin, or its
 /// hook did not run. On a busy node the hook comes up to a second after the exit event.
@@ -40,10 +45,52 @@ pub struct Tools {
     pub cri: cri::Client,
     /// The same, if it is containerd.
     pub containerd: Option<Containerd>,
+    /// Whether the kubelet can be kept from creating containers just now.
+    pub gate: Arc<Gate>,
     /// Restarts on disk.
     pub records: Records,
-    /// Logs and events.
+    /// Logs, events and conditions.
     pub reporter: Reporter,
+    /// Who starts containers again where the pod does not say.
+    pub start: Start,
+    /// The gaps between restarts.
+    pub back_off: BackOff,
+    /// How many pods are replayed at once.
+    pub places: Places,
+    /// Where the kubelet has its static pods from.
+    pub static_pods: StaticPods,
+}
+
+/// What is known of a pod when it is first seen.
+#[derive(Debug)]
+pub struct Charge {
+    /// Its annotations in our domain, when its sandbox was made.
+    pub annotations: BTreeMap<String, String>,
+    /// Whether it comes from a manifest on this node.
+    pub is_static: bool,
+    /// Whether its runtime handler runs hooks on the host.
+    pub runs_hooks: bool,
+    /// What the kubelet does by itself; `None`: the API server has not told.
+    pub native: Option<KubeletFeatures>,
+    /// Its spec, if the API server has told.
+    pub spec: Option<Arc<PodSpec>>,
+    /// Its restarts under another plugin.
+    pub past: Past,
+}
+
+/// Whether the runtime asks before it creates a container, which it does not while it is not connected.
+#[derive(Debug, Default)]
+pub struct Gate(AtomicBool);
+
+impl Gate {
+    /// It asks from now on, or does not.
+    pub fn set(&self, there: bool) {
+        self.0.store(there, Ordering::Relaxed);
+    }
+
+    fn is_there(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 /// The restarts of one pod.
@@ -51,6 +98,9 @@ pub struct Tools {
 pub struct Driver {
     tools: Arc<Tools>,
     pod: PodIdentity,
+    annotations: BTreeMap<String, String>,
+    is_static: bool,
+    runs_hooks: bool,
     placeholders: Placeholders,
     state: Mutex<State>,
     jobs: mpsc::UnboundedSender<Job>,
@@ -63,45 +113,44 @@ enum Job {
 }
 
 impl Driver {
-    /// Takes charge of a pod. Must be called on the async runtime.
+    /// Takes charge of a pod. `None`: its rules ask for nothing, or cannot be used, which is said here. Must be called
+    /// on the async runtime.
     #[must_use]
-    pub fn spawn(
-        tools: Arc<Tools>,
-        pod: PodIdentity,
-        policy: Policy,
-        spec: Option<Arc<PodSpec>>,
-    ) -> Arc<Self> {
+    pub fn spawn(tools: Arc<Tools>, pod: PodIdentity, charge: Charge) -> Option<Arc<Self>> {
         let (jobs, queue) = mpsc::unbounded_channel();
+        let state = State::new(charge.native, charge.past);
         let driver = Arc::new(Self {
             placeholders: Placeholders::new(pod.sandbox.clone()),
             tools,
             pod,
-            state: Mutex::new(State {
-                policy: Some(Arc::new(policy)),
-                spec: None,
-                instances: Instances::default(),
-                machine: None,
-                holds: HashMap::new(),
-                kills: HashMap::new(),
-                decided: HashSet::new(),
-                removed: HashMap::new(),
-                deleting: false,
-                restarts: 0,
-            }),
+            annotations: charge.annotations,
+            is_static: charge.is_static,
+            runs_hooks: charge.runs_hooks,
+            state: Mutex::new(state),
             jobs,
         });
-        if let Some(spec) = spec {
+        if let Some(spec) = charge.spec {
             driver.spec_changed(spec);
+        } else {
+            driver.judge(&mut driver.lock());
+            driver.look_for_manifest();
+        }
+        // Annotations cannot change any more (they are the sandbox's); the spec may yet tell of rules.
+        let hopeless = driver.lock().policy.is_none() && !driver.annotations.is_empty();
+        if hopeless {
+            return None;
         }
         tokio::spawn(Arc::clone(&driver).work(queue));
-        driver
+        Some(driver)
     }
 
     /// Whether exits of this pod are held, or will be as soon as their hooks knock again.
     #[must_use]
     pub fn holds(&self) -> bool {
         let state = self.lock();
-        let holding = state.machine.as_ref().is_some_and(Machine::is_holding);
+        // A round that begins anew is about containers that were started without a hook, and needs the gate.
+        let machine = state.machine.as_ref();
+        let holding = machine.is_some_and(|it| it.is_holding() && it.plan().again == 0);
         holding || !state.holds.is_empty()
     }
 
@@ -111,23 +160,43 @@ impl Driver {
         &self.pod
     }
 
+    /// Whether its containers are to have our hook: there is something to do for the pod, and the host runs hooks.
+    #[must_use]
+    pub fn wants_hooks(&self) -> bool {
+        self.runs_hooks && self.lock().policy.is_some()
+    }
+
+    /// Whether that container was made with our hook; `None`: nobody has looked.
+    #[must_use]
+    pub fn is_hooked(&self, id: &ContainerId) -> Option<bool> {
+        self.lock().instances.get(id)?.hooked
+    }
+
+    /// Whether a restart is under way.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.lock().machine.is_some()
+    }
+
     /// The pod's spec is known, or has changed.
     pub fn spec_changed(self: &Arc<Self>, spec: Arc<PodSpec>) {
         let mut state = self.lock();
-        let deleted = spec.deleting && !state.deleting;
-        if state.spec.is_none()
-            && let Some(policy) = &state.policy
-        {
-            let names: Vec<&str> = spec.container_names().collect();
-            if let Err(error) = policy.check_names(&names) {
-                self.tools.reporter.invalid_rules(&self.pod, &error);
-                state.policy = None;
-            }
-        }
+        let ends = spec.ending && !state.deleting;
+        let first = state.spec.is_none();
         state.spec = Some(spec);
-        if deleted {
+        if first {
+            self.judge(&mut state);
+        }
+        if ends {
             self.let_go(&mut state);
         }
+    }
+
+    /// What the kubelet does by itself is known, or has changed.
+    pub fn features_changed(&self, native: KubeletFeatures) {
+        let mut state = self.lock();
+        state.native = Some(native);
+        self.judge(&mut state);
     }
 
     /// The pod is being deleted or its sandbox is gone: nothing is held any more.
@@ -144,7 +213,12 @@ impl Driver {
 
     /// The kubelet, or we, made a container.
     pub fn created(&self, id: ContainerId, instance: Instance) {
-        self.lock().instances.insert(id, instance);
+        let mut state = self.lock();
+        if state.removed.contains_key(&id) {
+            return;
+        }
+        state.instances.insert(id, instance);
+        self.say_what_is_bare(&mut state);
     }
 
     /// A container's process runs.
@@ -162,7 +236,11 @@ impl Driver {
         if !self.note_end(&mut state, id, code) {
             return;
         }
-        if state.holds.contains_key(id) {
+        let bare = state
+            .instances
+            .get(id)
+            .is_some_and(|it| it.hooked == Some(false));
+        if bare || state.holds.contains_key(id) {
             self.decide(&mut state, id);
         } else {
             self.later(HOOK_LIMIT, id, |driver, state, id| {
@@ -184,7 +262,8 @@ impl Driver {
     }
 
     /// A hook asks whether the exit of this container may be seen.
-    pub fn knock(self: &Arc<Self>, id: &ContainerId) -> Answer {
+    pub fn knock(self: &Arc<Self>, knock: &Knock) -> Answer {
+        let id = &knock.container;
         let mut state = self.lock();
         let Some(instance) = state.instances.get(id) else {
             return Answer::Go;
@@ -192,21 +271,32 @@ impl Driver {
         let (name, ended) = (instance.name.clone(), instance.state);
         let machine = state.machine.as_ref();
         let replaced = machine.is_some_and(|machine| machine.replaces(id));
-        let held = machine.is_some_and(|machine| machine.holds(id));
+        let held = machine.is_some_and(|machine| machine.holds(id))
+            || (!replaced && state.is_replayed(id));
         let policy = state.policy.as_ref();
-        let watched = !replaced && policy.is_some_and(|policy| policy.covers(name.as_str()));
+        let covered = policy.is_some_and(|policy| policy.covers(name.as_str()));
+        let watched = !replaced && covered && state.is_member(&name);
         if state.deleting || !(held || watched) {
             // It may be one that the restart under way waits for.
             self.note_end(&mut state, id, None);
+            if replaced {
+                self.learn_code(id);
+            }
             return Answer::Go;
         }
         let (release, released) = oneshot::channel();
-        state.holds.insert(id.clone(), release);
+        state
+            .holds
+            .insert(id.clone(), Hold::new(release, knock.waited));
         self.note_end(&mut state, id, None);
-        if held || matches!(ended, InstanceState::Ended(Some(_))) {
+        let known = matches!(ended, InstanceState::Ended(Some(_)));
+        if held || known {
             self.decide(&mut state, id);
-        } else {
-            self.ask_for_code(id);
+        }
+        match (known, replaced) {
+            (true, _) => {}
+            (false, true) => self.learn_code(id),
+            (false, false) => self.ask_for_code(id),
         }
         Answer::Wait(released)
     }
@@ -215,6 +305,10 @@ impl Driver {
     pub fn attempt(self: &Arc<Self>, name: &ContainerName) -> Result<(), String> {
         let mut state = self.lock();
         if state.policy.is_none() || state.deleting {
+            return Ok(());
+        }
+        // Ours. If the kubelet were faster, the runtime would refuse one of both: they have the same number.
+        if state.creating.remove(name) {
             return Ok(());
         }
         // Under load the kubelet may act on what it saw half a second ago.
@@ -229,11 +323,15 @@ impl Driver {
         };
         let (verdict, effects) = machine.attempt(Instant::now(), name);
         let restart = machine.plan().id.clone();
+        let start_at = machine.plan().start_at();
         self.apply(&mut state, effects);
         match verdict {
             Verdict::Admit => Ok(()),
             Verdict::NotYet => Err(format!(
                 "pod restarts in place ({restart}), container {name} starts again in a moment"
+            )),
+            Verdict::BackOff => Err(format!(
+                "back-off: the pod restarts too often ({restart}), container {name} starts again at {start_at}"
             )),
             Verdict::OutOfOrder => Err(format!(
                 "pod restarts in place ({restart}), container {name} starts after the init containers before it"
@@ -242,12 +340,13 @@ impl Driver {
     }
 
     /// What was in the runtime at `asked` (nanoseconds since the Unix epoch), whatever was heard before.
-    /// `begun`: a restart that a predecessor left.
+    /// `begun`: a restart that a predecessor left; `sweep`: placeholders that belong to no restart are leftovers.
     pub fn relisted(
         self: &Arc<Self>,
         mut found: Vec<(ContainerId, Instance)>,
         asked: i64,
         begun: Option<Record>,
+        sweep: bool,
     ) {
         let mut state = self.lock();
         found.retain(|(id, _)| !state.removed.contains_key(id));
@@ -283,12 +382,21 @@ impl Driver {
                     }
                 }
             }
-        } else {
-            let leftover = state.instances.iter().filter(|(_, it)| it.placeholder);
-            for (id, _) in leftover {
-                self.sweep(id.clone());
-            }
+        } else if sweep {
+            self.sweep_leftovers(&state);
         }
+        self.say_what_is_bare(&mut state);
+    }
+
+    /// Says once which containers are not protected.
+    fn say_what_is_bare(&self, state: &mut State) {
+        let bare = state.bare();
+        if bare.is_empty() || state.policy.is_none() || state.said_bare {
+            return;
+        }
+        state.said_bare = true;
+        let reporter = &self.tools.reporter;
+        reporter.not_protected(&self.pod, &bare, self.runs_hooks);
     }
 
     fn resume(self: &Arc<Self>, state: &mut State, record: Record) {
@@ -314,7 +422,11 @@ impl Driver {
         }
         let (machine, effects) = Machine::resume(plan, phase, &found, elapsed, Instant::now());
         state.machine = Some(machine);
+        if phase == Phase::Replay {
+            self.sweep_unstarted(state);
+        }
         self.apply(state, effects);
+        self.watch_shields();
     }
 
     /// A panic while the lock was held is a bug of one pod's restart: the others, and this one's exits, go on.
@@ -329,6 +441,7 @@ fn found(id: &ContainerId, instance: &Instance, plan: &Plan) -> Found {
         id: id.clone(),
         name: instance.name.clone(),
         placeholder: instance.placeholder,
+        created_at: instance.created_at,
         new: created_ms > plan.decided_at_ms,
         state: match instance.state {
             InstanceState::Created => FoundState::Created,

@@ -4,24 +4,34 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio::time::{sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use super::decide::scope;
 use super::state::State;
 use super::{Driver, HOOK_LIMIT, Job, unix_ms};
-use crate::cri::CriError;
+use crate::cri::{ContainerState, CriError};
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::node::InstanceState;
 use crate::report::Story;
 use crate::restart::machine::{Effect, Event, Machine, Outcome, Phase};
-use crate::restart::plan::{Plan, Way};
+use crate::restart::plan::{Plan, Starter, Way};
 use crate::restart::record::Record;
 
 /// The exit event is sent before the hook runs; one that is this late was lost, or came before this process.
 const EVENT_LIMIT: Duration = Duration::from_millis(300);
+/// How long the kills wait for the pod's condition to be set.
+const ANNOUNCE_LIMIT: Duration = Duration::from_millis(150);
 /// Between two tries of a call that failed.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+/// Between two looks for placeholders of whose removal nobody would tell.
+const SHIELDS_INTERVAL: Duration = Duration::from_millis(200);
 /// The runtime's answer to a stop, beyond the grace period.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
+/// The kubelet lists a pod's containers and then asks for the state of each (`getPodContainerStatuses`,
+/// pkg/kubelet/kuberuntime). If it had listed before a placeholder was there, and asked after the release, it would
+/// see an exit that nothing shields. It takes about as long as making the placeholder did, on a busy node at most
+/// this.
+pub(super) const LONGEST_LOOK: Duration = Duration::from_secs(1);
 /// How long one removal is tried before it is tried afresh.
 const REMOVE_LIMIT: Duration = Duration::from_secs(30);
 
@@ -48,18 +58,21 @@ impl Driver {
     pub(super) fn perform(self: &Arc<Self>, effect: Effect) {
         match effect {
             Effect::Save => self.save(),
+            Effect::Announce(restarting) => self.announce(restarting),
             Effect::Kill(id) => {
                 let mut state = self.lock();
                 let task = tokio::spawn(Arc::clone(self).kill(id.clone()));
                 state.kills.insert(id, task.abort_handle());
             }
+            Effect::Recover => drop(tokio::spawn(Arc::clone(self).recover())),
+            Effect::Replay(names) => drop(tokio::spawn(Arc::clone(self).replay(names))),
             Effect::MakePlaceholder(name, like) => {
                 tokio::spawn(Arc::clone(self).make_placeholder(name, like));
             }
             Effect::Remove(id) => self.sweep(id),
             Effect::Finish(outcome) => self.finish(outcome),
             // Done at once in `apply`.
-            Effect::Release(_) | Effect::Again => {}
+            Effect::Release(_) | Effect::Again | Effect::HandOver(_) => {}
         }
     }
 
@@ -73,6 +86,29 @@ impl Driver {
         {
             tracing::warn!(pod = %self.pod.key, %error, "could not write down the restart: it goes on, but not beyond this process");
         }
+    }
+
+    /// Nothing waits for the API server longer than a moment, nor at all where there is none.
+    fn announce(self: &Arc<Self>, restarting: bool) {
+        let mut state = self.lock();
+        let told = state.machine.as_ref().and_then(|machine| {
+            let story = story(machine.plan());
+            let spec = state.spec.as_ref();
+            // Only a static pod has another one in the API, and its mirror is not known then.
+            let api_uid = spec.map_or(&self.pod.uid, |spec| &spec.api_uid);
+            let reporter = &self.tools.reporter;
+            reporter.condition(&story, api_uid, restarting)
+        });
+        let Some(told) = told else {
+            self.feed(&mut state, Event::Announced);
+            return;
+        };
+        let driver = Arc::clone(self);
+        tokio::spawn(async move {
+            // Too late or given up: the restart is worth more than the news of it.
+            let _ = timeout(ANNOUNCE_LIMIT, told).await;
+            driver.feed(&mut driver.lock(), Event::Announced);
+        });
     }
 
     async fn kill(self: Arc<Self>, id: ContainerId) {
@@ -89,16 +125,22 @@ impl Driver {
                 .stop_container(&id, grace, grace + STOP_LIMIT)
                 .await;
             let event = match result {
-                Ok(()) => Event::Exited(id.clone()),
-                Err(CriError::Gone { .. }) => Event::Gone(id.clone()),
+                // The runtime stops nothing that it has not started (containerd `stopContainer`), and starts it then.
+                Ok(()) if self.is_starting(&id).await => None,
+                Ok(()) => Some(Event::Exited(id.clone())),
+                Err(CriError::Gone { .. }) => Some(Event::Gone(id.clone())),
                 Err(error) => {
                     tracing::warn!(pod = %self.pod.key, container = %id, %error, "could not stop a container, trying again");
-                    sleep(RETRY_INTERVAL).await;
-                    if self.still_holds(&id) {
-                        continue;
-                    }
-                    return;
+                    None
                 }
+            };
+            let Some(event) = event else {
+                sleep(RETRY_INTERVAL).await;
+                // Even when its exit can no longer be held: it cannot start again before it has ended.
+                if self.is_to_be_replaced(&id) {
+                    continue;
+                }
+                return;
             };
             let mut state = self.lock();
             state.kills.remove(&id);
@@ -107,27 +149,53 @@ impl Driver {
         }
     }
 
+    /// Asks the runtime only about a container of which no start has been heard.
+    async fn is_starting(&self, id: &ContainerId) -> bool {
+        let known = self.lock().instances.get(id).map(|it| it.state);
+        if known != Some(InstanceState::Created) {
+            return false;
+        }
+        match self.tools.cri.container_status(id).await {
+            Ok(status) => status.state != ContainerState::Exited,
+            Err(CriError::Gone { .. }) => false,
+            Err(_) => true,
+        }
+    }
+
     async fn make_placeholder(self: Arc<Self>, name: ContainerName, like: ContainerId) {
         let round = |state: &State| {
             let machine = state.machine.as_ref()?;
             Some((machine.plan().id.clone(), machine.plan().again))
         };
-        let Some((restart, again)) = round(&self.lock()) else {
+        let Some(wanted) = round(&self.lock()) else {
             return;
         };
+        let mut said = false;
         loop {
+            if !self.may_be_shielded(&like) {
+                sleep(RETRY_INTERVAL).await;
+                if self.still_holds(&like) {
+                    continue;
+                }
+                return;
+            }
+            let began = Instant::now();
             match self
                 .placeholders
-                .make(&self.tools.cri, &name, &like, &restart)
+                .make(&self.tools.cri, &name, &like, &wanted.0)
                 .await
             {
                 Ok(id) => {
+                    sleep(began.elapsed().min(LONGEST_LOOK)).await;
                     let mut state = self.lock();
-                    if round(&state) == Some((restart, again)) {
-                        self.feed(&mut state, Event::PlaceholderMade(name, id));
-                    } else {
+                    if round(&state).as_ref() != Some(&wanted) {
                         // The restart that wanted it is over: the pod was deleted, for one.
                         self.sweep(id);
+                    } else if state.removed.contains_key(&id) {
+                        // Somebody has removed it meanwhile.
+                        continue;
+                    } else {
+                        self.feed(&mut state, Event::PlaceholderMade(name, id));
                     }
                     return;
                 }
@@ -136,7 +204,9 @@ impl Driver {
                     return;
                 }
                 Err(error) => {
-                    tracing::warn!(pod = %self.pod.key, container = %name, %error, "could not make a placeholder, trying again");
+                    if !std::mem::replace(&mut said, true) {
+                        tracing::warn!(pod = %self.pod.key, container = %name, %error, "could not make a placeholder, trying until it stands or the exit is let go");
+                    }
                     sleep(RETRY_INTERVAL).await;
                     if !self.still_holds(&like) {
                         return;
@@ -146,13 +216,39 @@ impl Driver {
         }
     }
 
+    /// While exits are held NRI is not there for a plugin that came back, and does not tell what others remove.
+    pub(super) fn watch_shields(self: &Arc<Self>) {
+        let driver = Arc::clone(self);
+        tokio::spawn(async move {
+            loop {
+                sleep(SHIELDS_INTERVAL).await;
+                let shields = match &driver.lock().machine {
+                    Some(machine) if machine.is_holding() && !driver.tools.gate.is_there() => {
+                        machine.leftovers()
+                    }
+                    _ => return,
+                };
+                let list = driver.tools.cri.list_containers(Some(&driver.pod.sandbox));
+                let Ok(there) = list.await else { continue };
+                for (_, id) in shields {
+                    if !there.iter().any(|it| it.id == id) {
+                        driver.removed(&id);
+                    }
+                }
+            }
+        });
+    }
+
     pub(super) fn sweep(self: &Arc<Self>, id: ContainerId) {
         let driver = Arc::clone(self);
         tokio::spawn(async move {
+            if !driver.lock().sweeping.insert(id.clone()) {
+                return;
+            }
             while let Err(error) = driver
                 .tools
                 .cri
-                .remove_when_exited(&id, tokio::time::Instant::now() + REMOVE_LIMIT)
+                .remove_when_exited(&id, Instant::now() + REMOVE_LIMIT)
                 .await
             {
                 tracing::warn!(pod = %driver.pod.key, container = %id, %error, "could not remove a container, trying again");
@@ -161,19 +257,34 @@ impl Driver {
                 }
                 sleep(RETRY_INTERVAL).await;
             }
+            driver.lock().sweeping.remove(&id);
             driver.removed(&id);
         });
     }
 
-    pub(super) fn finish(&self, outcome: Outcome) {
+    /// Placeholders that belong to no restart.
+    pub(super) fn sweep_leftovers(self: &Arc<Self>, state: &State) {
+        let leftover = state.instances.iter().filter(|(_, it)| it.placeholder);
+        for (id, _) in leftover {
+            self.sweep(id.clone());
+        }
+    }
+
+    pub(super) fn finish(self: &Arc<Self>, outcome: Outcome) {
         let over = {
             let mut state = self.lock();
             // Another restart may have taken its place meanwhile: the record is that one's.
-            state
+            let over = state
                 .machine
-                .take_if(|machine| machine.phase() == Phase::Over)
+                .take_if(|machine| machine.phase() == Phase::Over);
+            if over.is_some() {
+                // One before may have ended with a plugin that died before all were removed.
+                self.sweep_leftovers(&state);
+            }
+            over
         };
         let Some(machine) = over else { return };
+        self.remember(&machine);
         if let Err(error) = self.tools.records.forget(&self.pod.sandbox) {
             tracing::warn!(pod = %self.pod.key, %error, "could not remove the record of a restart that is over");
         }
@@ -183,8 +294,45 @@ impl Driver {
             Outcome::Completed => reporter.restarted(&story, took),
             Outcome::InitFailed => reporter.init_failed(&story, took),
             Outcome::Deleted => reporter.deleted_meanwhile(&story, took),
+            Outcome::Unshielded => reporter.unshielded(&story, took),
             Outcome::TimedOut => reporter.gave_up(&story, took, &machine.waiting_for()),
         }
+    }
+
+    /// The row of restarts goes on from the end of this one.
+    fn remember(&self, machine: &Machine) {
+        let plan = machine.plan();
+        let past = {
+            let mut state = self.lock();
+            let scope = scope(plan.action, &plan.trigger);
+            state.past.over(scope.as_ref(), unix_ms());
+            state.past.clone()
+        };
+        if let Err(error) = self.tools.records.save_past(&self.pod.sandbox, &past) {
+            tracing::warn!(pod = %self.pod.key, %error, "could not write down the pod's restarts: its back-off ends with this process");
+        }
+    }
+
+    fn is_to_be_replaced(&self, id: &ContainerId) -> bool {
+        let state = self.lock();
+        let under_way = state
+            .machine
+            .as_ref()
+            .filter(|machine| machine.phase() != Phase::Over);
+        under_way.is_some_and(|machine| machine.replaces(id))
+    }
+
+    /// Behind a placeholder the kubelet does not see that a container runs, and starts another one beside it as
+    /// soon as no gate keeps it from doing so. That is risked for the moment that a kill takes, but not for a
+    /// grace period, and not if the gate is away.
+    fn may_be_shielded(&self, id: &ContainerId) -> bool {
+        let state = self.lock();
+        let machine = state.machine.as_ref();
+        let at_once = machine.is_some_and(|machine| machine.plan().grace_ms == 0);
+        let instance = state.instances.get(id);
+        // One that the kubelet has just created is about to run.
+        let lives = instance.is_some_and(|it| !matches!(it.state, InstanceState::Ended(_)));
+        !lives || (at_once && self.tools.gate.is_there())
     }
 
     fn still_holds(&self, id: &ContainerId) -> bool {
@@ -216,6 +364,33 @@ impl Driver {
         });
     }
 
+    /// A container that is part of a restart ended by itself, and its exit event is missing: after a success, for
+    /// one, the kubelet may not start it again.
+    pub(super) fn learn_code(self: &Arc<Self>, id: &ContainerId) {
+        let driver = Arc::clone(self);
+        let id = id.clone();
+        tokio::spawn(async move {
+            loop {
+                sleep(EVENT_LIMIT).await;
+                if !driver.lacks_code(&id) || !driver.is_to_be_replaced(&id) {
+                    return;
+                }
+                let code = match driver.code_from_task(&id).await {
+                    None => driver.code_from_status(&id).await,
+                    code => code,
+                };
+                if code.is_some() {
+                    return driver.ended(&id, code);
+                }
+            }
+        });
+    }
+
+    async fn code_from_status(&self, id: &ContainerId) -> Option<ExitCode> {
+        let status = self.tools.cri.container_status(id).await;
+        status.ok()?.exit_code
+    }
+
     async fn code_from_task(&self, id: &ContainerId) -> Option<ExitCode> {
         let containerd = self.tools.containerd.as_ref()?;
         // The shim may not answer while its hook runs: then nobody knows, which is said by who asked.
@@ -224,15 +399,15 @@ impl Driver {
 
     fn waits_for_code(&self, id: &ContainerId) -> bool {
         let state = self.lock();
-        let unknown = state
-            .instances
-            .get(id)
-            .is_some_and(|instance| instance.state == InstanceState::Ended(None));
         let replaced = state
             .machine
             .as_ref()
             .is_some_and(|machine| machine.replaces(id));
-        unknown && !replaced && state.holds.contains_key(id)
+        !replaced && state.lacks_code(id) && state.holds.contains_key(id)
+    }
+
+    fn lacks_code(&self, id: &ContainerId) -> bool {
+        self.lock().lacks_code(id)
     }
 
     pub(super) fn later(
@@ -257,11 +432,19 @@ pub(super) fn story(plan: &Plan) -> Story<'_> {
         restart: &plan.id.0,
         container: &plan.trigger.name,
         code: plan.trigger.code,
-        whole_pod: plan.whole_pod,
-        way: match plan.way {
-            Way::Kept => "by the pod's restart policy",
-            Way::Shielded => "behind placeholders",
-            Way::Cleared => "from the first init container",
+        action: plan.action,
+        condition: plan.condition.as_deref(),
+        back_off: plan.back_off(),
+        start_at: plan.start_at(),
+        way: match (&plan.starter, plan.way) {
+            (Starter::Plugin, _) => "by replay",
+            (Starter::Kubelet(_), Way::Kept) => "by the pod's restart policy",
+            (Starter::Kubelet(_), Way::Shielded) => "behind placeholders",
+            (Starter::Kubelet(_), Way::Cleared) => "from the first init container",
+        },
+        no_replay: match &plan.starter {
+            Starter::Plugin => None,
+            Starter::Kubelet(why) => Some(why),
         },
     }
 }

@@ -1,13 +1,20 @@
 //! What a restart has come to, and what it wants next.
 
+use std::time::Instant;
+
 use super::Machine;
-use super::progress::{NewState, OldState};
-use super::terms::{Effect, Outcome, Phase};
-use crate::ids::{ContainerId, ExitCode};
+use super::progress::{NewState, OldState, Progress};
+use super::terms::{Effect, Outcome, PROBE_INTERVAL, Phase, WAKER};
+use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
-use crate::restart::plan::Way;
+use crate::restart::plan::{Member, Way};
 
 impl Machine {
+    /// Each member, and how far it is.
+    pub(super) fn members(&self) -> impl DoubleEndedIterator<Item = (&Member, &Progress)> {
+        self.plan.members.iter().zip(&self.progress)
+    }
+
     /// The guard's placeholders come first: they are what keeps a Never pod from being seen as stopped.
     pub(super) fn shields_wanted(&self) -> Vec<Effect> {
         let mut order: Vec<usize> = (0..self.progress.len()).collect();
@@ -24,6 +31,15 @@ impl Machine {
             }
         }
         effects
+    }
+
+    /// Wanted where nothing else wakes the kubelet when the back-off is over: with `Cleared`, the removals do.
+    pub(super) fn waker_wanted(&self) -> Option<Effect> {
+        let wanted =
+            self.start_at.is_some() && self.plan.way != Way::Cleared && self.waker.is_none();
+        let guard = self.index_of(&self.plan.guard)?;
+        let like = self.old_id(guard).filter(|_| wanted)?;
+        Some(Effect::MakePlaceholder(WAKER.into(), like))
     }
 
     pub(super) fn kills(&mut self) -> Vec<Effect> {
@@ -51,6 +67,13 @@ impl Machine {
         ids.map(Effect::Remove).collect()
     }
 
+    /// The exits that placeholders hide.
+    pub(super) fn removals_of_shielded(&self) -> Vec<Effect> {
+        let members = 0..self.progress.len();
+        let shielded = members.filter(|&index| self.plan.members[index].placeholders > 0);
+        shielded.flat_map(|index| self.removals_of(index)).collect()
+    }
+
     pub(super) fn removals_of_placeholders(&self) -> Vec<Effect> {
         let standing = self.leftovers().into_iter();
         standing.map(|(_, id)| Effect::Remove(id)).collect()
@@ -64,6 +87,22 @@ impl Machine {
             .collect()
     }
 
+    /// Whether a placeholder of that container still keeps the kubelet from seeing it stopped.
+    pub(super) fn is_shielding(&self, name: &ContainerName) -> bool {
+        let Some(index) = self.index_of(name) else {
+            return false;
+        };
+        match self.phase {
+            Phase::Down => !self.replays(),
+            Phase::Shielded => true,
+            Phase::Up => {
+                self.plan.way == Way::Shielded && self.progress[index].new == NewState::None
+            }
+            Phase::Replay => self.shields_unstarted(index),
+            Phase::Clear | Phase::Over => false,
+        }
+    }
+
     pub(super) fn all_down(&self) -> bool {
         self.progress
             .iter()
@@ -71,15 +110,25 @@ impl Machine {
     }
 
     pub(super) fn shields_stand(&self) -> bool {
-        self.plan
-            .members
-            .iter()
-            .zip(&self.progress)
-            // What is gone cannot be copied, and shows nothing that a shield could hide.
-            .filter(|(_, progress)| !matches!(progress.old, None | Some(OldState::Gone)))
-            .all(|(member, progress)| {
-                progress.placeholders.len() >= usize::from(member.placeholders)
-            })
+        (0..self.progress.len()).all(|index| !self.is_bare(index))
+    }
+
+    pub(super) fn guard_stands(&self) -> bool {
+        let guard = self.index_of(&self.plan.guard);
+        guard.is_none_or(|guard| !self.is_bare(guard))
+    }
+
+    /// Whether its shields are missing. What is gone cannot be copied, and shows nothing that a shield could hide.
+    pub(super) fn is_bare(&self, index: usize) -> bool {
+        let (member, progress) = (&self.plan.members[index], &self.progress[index]);
+        let is_there = !matches!(progress.old, None | Some(OldState::Gone));
+        is_there && progress.placeholders.len() < usize::from(member.placeholders)
+    }
+
+    /// It was removed in the round before this one.
+    pub(super) fn guard_is_gone(&self) -> bool {
+        let index = self.index_of(&self.plan.guard);
+        index.is_none_or(|index| matches!(self.progress[index].old, None | Some(OldState::Gone)))
     }
 
     /// Under `Kept`: what the kubelet would not run again if it saw it exited, or not in order. Sidecars it
@@ -88,7 +137,7 @@ impl Machine {
         match self.plan.members[index].kind {
             ContainerKind::Init | ContainerKind::Sidecar => true,
             ContainerKind::Regular => {
-                self.plan.restart_policy == RestartPolicy::OnFailure
+                self.plan.members[index].restart_policy == RestartPolicy::OnFailure
                     && self.progress[index].old_exit == Some(ExitCode::SUCCESS)
             }
         }
@@ -131,15 +180,26 @@ impl Machine {
             .all(|(other, _)| self.passed(other))
     }
 
+    /// While the kubelet sees a regular container, also a placeholder or one whose hook is about to return, it takes the
+    /// pod for initialised: it starts the sidecars that it misses and goes on without waiting for their startup probes
+    /// (`computePodActions`). It may have looked in such a moment. Where it has not, it looks twice in between, for
+    /// the sidecar to run and for its probe.
+    pub(super) fn is_hasty(&self, index: usize, now: Instant) -> bool {
+        let before = self.members().take(index);
+        let sidecars = before.filter(|(it, _)| it.kind == ContainerKind::Sidecar);
+        let mut probed = sidecars.filter(|(it, _)| it.startup_probe);
+        probed.any(|(_, it)| it.started.is_some_and(|at| now < at + PROBE_INTERVAL))
+    }
+
     pub(super) fn passed(&self, index: usize) -> bool {
         let kind = self.plan.members[index].kind;
         match &self.progress[index].new {
             NewState::None => false,
             NewState::Running(_) => kind == ContainerKind::Sidecar,
+            NewState::Ended(_, _) if kind == ContainerKind::Sidecar => true,
             // Without a code the kubelet is believed: it goes on only after a success.
-            NewState::Ended(_, code) => {
-                kind == ContainerKind::Sidecar || code.is_none_or(|code| code == ExitCode::SUCCESS)
-            }
+            NewState::Ended(_, None) => self.phase != Phase::Replay,
+            NewState::Ended(_, Some(code)) => *code == ExitCode::SUCCESS,
         }
     }
 
@@ -159,16 +219,13 @@ impl Machine {
     }
 
     pub(super) fn outcome(&self, late: bool) -> Option<Outcome> {
-        let init_failed = self.plan.restart_policy == RestartPolicy::Never
-            && self
-                .plan
-                .members
-                .iter()
-                .zip(&self.progress)
-                .any(|(member, progress)| {
-                    let failed = matches!(progress.new, NewState::Ended(_, Some(code)) if code != ExitCode::SUCCESS);
-                    member.kind == ContainerKind::Init && failed
-                });
+        let init_failed = self
+            .members()
+            .filter(|(member, _)| member.kind == ContainerKind::Init)
+            .filter(|(member, _)| member.restart_policy == RestartPolicy::Never)
+            .any(|(_, progress)| {
+                matches!(progress.new, NewState::Ended(_, Some(code)) if code != ExitCode::SUCCESS)
+            });
         if init_failed {
             Some(Outcome::InitFailed)
         } else if (0..self.progress.len()).all(|index| self.settled(index)) {
@@ -181,6 +238,7 @@ impl Machine {
     /// Whether a container runs that the gate would not have admitted.
     pub(super) fn intruded(&self) -> bool {
         self.plan.way != Way::Shielded
+            && self.phase != Phase::Replay
             && (0..self.progress.len()).any(|index| {
                 let runs = matches!(self.progress[index].new, NewState::Running(_));
                 runs && (self.phase != Phase::Up || !self.is_turn_of(index))

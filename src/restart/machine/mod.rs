@@ -1,23 +1,34 @@
 //! The restart of one pod as a pure state machine: events and the time go in, effects come out.
 //!
 //! ```text
-//!           all old containers down, all shields up
-//!  Down ─┬─────────── Kept: trim, release the rest ──▶ Clear ──▶ Up
+//!           all old containers down
+//!  Down ─┬─ by replay ──▶ Replay ── all started: release ────────────▶ over
+//!        │     └─ not possible, or failed: Down once more, for the kubelet
+//!        │  all shields up
+//!        ├─────────── Kept: trim, release the rest ──▶ Clear ──▶ Up
 //!        ├─────────── Shielded: release ─────────────────────────▶ Up ──▶ over
 //!        └─ Cleared: release ──▶ Shielded ── guard refused ──▶ Clear ──▶ Up
 //! ```
+//!
+//! A back-off is waited for in `Up`, or in `Shielded` where that comes first: everything is down then, and the gate
+//! is shut.
 
 mod facts;
 mod notes;
 mod progress;
+mod replay;
 mod terms;
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use super::plan::{Plan, Way};
+use super::plan::{Plan, Starter, Way};
+use crate::exit_hold;
 use crate::ids::{ContainerId, ContainerName};
+use crate::kube::ContainerKind;
+use crate::policy::Action;
 use progress::{NewState, OldState, Progress};
+use replay::Replay;
 pub use terms::*;
 
 /// One restart of one pod.
@@ -28,22 +39,41 @@ pub struct Machine {
     /// Parallel to `plan.members`.
     progress: Vec<Progress>,
     deadline: Instant,
+    /// Before that, the kubelet may not have seen any of the containers run.
+    unseen_until: Option<Instant>,
     /// The guard's creation was refused after the release: the kubelet has recorded the shields.
     recorded: bool,
+    told: Told,
     /// The running containers have been told to stop.
     killed: bool,
+    replay: Replay,
+    /// When containers may start, until then.
+    start_at: Option<Instant>,
+    waker: Option<ContainerId>,
     /// `Clear` removes containers first, then the placeholders that keep the kubelet waiting.
     placeholders_going: bool,
 }
 
+/// What whoever watches the pod knows.
+#[derive(Debug, Default)]
+struct Told {
+    /// That it restarts, or there was no time for it.
+    announced: bool,
+    /// What was said last.
+    restarting: bool,
+}
+
 impl Machine {
-    /// Begins the restart. `held`: exits that are held already; `leftover`: placeholders of a restart that this
-    /// one replaces.
+    /// Begins the restart. `held`: exits that are held already; `before`: a restart that this one replaces, or a round
+    /// of this one, whose placeholders may still stand; `ran`: for how long the oldest of the containers has run; `spent`: for how long the first exit
+    /// has been held.
     #[must_use]
     pub fn begin(
         plan: Plan,
         held: &[ContainerId],
-        leftover: Vec<(ContainerName, ContainerId)>,
+        before: Option<&Self>,
+        ran: Duration,
+        spent: Duration,
         now: Instant,
     ) -> (Self, Vec<Effect>) {
         let progress = plan
@@ -63,23 +93,42 @@ impl Machine {
                 older: member.older.iter().cloned().collect(),
                 placeholders: BTreeSet::new(),
                 new: NewState::None,
+                started: None,
             })
             .collect();
-        let mut machine = Self::new(plan, Phase::Down, progress, now + DOWN_LIMIT);
+        let start_at = now + plan.back_off();
+        // What is held no longer is no reason for haste.
+        let spent = if spent < exit_hold::LIMIT {
+            spent
+        } else {
+            Duration::ZERO
+        };
+        let deadline = now + DOWN_LIMIT.saturating_sub(spent);
+        let mut machine = Self::new(plan, Phase::Down, progress, deadline);
+        machine.start_at = (now < start_at).then_some(start_at);
+        if machine.plan.way == Way::Cleared {
+            machine.unseen_until = Some(now + LOOK_INTERVAL.saturating_sub(ran));
+        }
         let mut effects = vec![Effect::Save];
-        for (name, id) in leftover {
+        effects.extend(machine.announce(true));
+        for (name, id) in before.map(Self::leftovers).unwrap_or_default() {
             // One that is older than the attempt that runs shields nothing.
-            if machine.is_exited(&name) {
+            let old = machine
+                .index_of(&name)
+                .and_then(|index| machine.old_id(index));
+            let made_for_it = before.is_some_and(|it| old.is_some_and(|old| it.replaces(&old)));
+            if made_for_it || machine.is_exited(&name) {
                 machine.add_placeholder(&name, id);
             } else {
                 effects.push(Effect::Remove(id));
             }
         }
-        // What was started while no plugin was there has no hook: its exit is seen at once, so shields come first.
-        if machine.plan.again == 0 {
-            effects.extend(machine.kills());
+        if machine.replays() {
+            effects.push(Effect::Recover);
+        } else {
+            effects.extend(machine.shields_wanted());
         }
-        effects.extend(machine.shields_wanted());
+        effects.extend(machine.waker_wanted());
         effects.extend(machine.advance(now));
         (machine, effects)
     }
@@ -99,28 +148,51 @@ impl Machine {
             .iter()
             .map(|member| Progress::from_found(member, found))
             .collect();
-        let deadline = now
-            + match phase {
-                Phase::Down => DOWN_LIMIT.saturating_sub(elapsed),
-                Phase::Shielded => RECORD_LIMIT,
-                Phase::Clear => CLEAR_LIMIT,
-                Phase::Up | Phase::Over => UP_LIMIT,
-            };
+        let start_at = now + plan.back_off().saturating_sub(elapsed);
+        let deadline = match phase {
+            Phase::Down | Phase::Replay => now + DOWN_LIMIT.saturating_sub(elapsed),
+            Phase::Shielded => start_at + RECORD_LIMIT,
+            Phase::Clear => now + CLEAR_LIMIT,
+            Phase::Up | Phase::Over => start_at + UP_LIMIT,
+        };
         let mut machine = Self::new(plan, phase, progress, deadline);
-        let mut effects = Vec::new();
+        machine.start_at = (now < start_at).then_some(start_at);
+        let waker = found
+            .iter()
+            .find(|it| it.placeholder && it.name == WAKER.into());
+        machine.waker = waker.map(|found| found.id.clone());
+        let mut effects = machine.announce_again();
+        // What it was to be replayed from was not written down.
+        let why = "the plugin was restarted";
+        if machine.replays() {
+            machine.plan.starter = Starter::Kubelet(why.into());
+        }
+        if machine.phase == Phase::Replay {
+            effects.extend(if elapsed < AGAIN_LIMIT {
+                machine.hand_over(why.into())
+            } else {
+                machine.again(false, now)
+            });
+            return (machine, effects);
+        }
         if machine.intruded() {
             effects.extend(machine.again(elapsed < AGAIN_LIMIT, now));
             return (machine, effects);
         }
         match machine.phase {
-            Phase::Down => {
-                effects.extend(machine.kills());
-                effects.extend(machine.shields_wanted());
-            }
+            Phase::Down => effects.extend(machine.shields_wanted()),
             Phase::Clear => effects.extend(machine.removals()),
-            Phase::Up => effects.extend(machine.removals_of_replaced()),
-            Phase::Shielded | Phase::Over => {}
+            Phase::Shielded => effects.extend(machine.removals_of_shielded()),
+            Phase::Up => {
+                // A success that was learnt late may still be there.
+                if machine.plan.way == Way::Kept {
+                    effects.extend(machine.removals());
+                }
+                effects.extend(machine.removals_of_replaced());
+            }
+            Phase::Replay | Phase::Over => {}
         }
+        effects.extend(machine.waker_wanted());
         effects.extend(machine.advance(now));
         (machine, effects)
     }
@@ -132,8 +204,13 @@ impl Machine {
             phase,
             progress,
             deadline,
+            unseen_until: None,
             recorded: false,
+            told: Told::default(),
             killed: false,
+            replay: Replay::default(),
+            start_at: None,
+            waker: None,
             placeholders_going: false,
         }
     }
@@ -153,7 +230,9 @@ impl Machine {
     /// When to send [`Event::Tick`] at the latest; `None` once it is over.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        (self.phase != Phase::Over).then_some(self.deadline)
+        let next = self.start_at.into_iter().chain(self.unseen_until);
+        let next = next.chain(self.replay_until());
+        (self.phase != Phase::Over).then(|| next.fold(self.deadline, Instant::min))
     }
 
     /// Whether exits are held in this phase.
@@ -165,8 +244,18 @@ impl Machine {
     /// Whether the exit of this container belongs to the restart and must stay unseen for now.
     #[must_use]
     pub fn holds(&self, id: &ContainerId) -> bool {
-        let released = self.phase == Phase::Clear && self.goes_first_by_id(id);
+        let released =
+            self.replay.released || (self.phase == Phase::Clear && self.goes_first_by_id(id));
         self.is_holding() && self.replaces(id) && !released
+    }
+
+    /// Whether the exit of a new attempt of that container must stay unseen for now: under Never the kubelet would see a
+    /// pod that has been initialised and whose containers have all exited.
+    #[must_use]
+    pub fn holds_replayed(&self, name: &ContainerName) -> bool {
+        let member = self.plan.member(name);
+        let init = member.is_some_and(|member| member.kind == ContainerKind::Init);
+        init && self.phase == Phase::Replay
     }
 
     /// Whether this is an attempt that the restart replaces: its exit is part of the restart.
@@ -178,10 +267,8 @@ impl Machine {
     /// Placeholders that still stand.
     #[must_use]
     pub fn leftovers(&self) -> Vec<(ContainerName, ContainerId)> {
-        self.plan
-            .members
-            .iter()
-            .zip(&self.progress)
+        let waker = self.waker.iter().map(|id| (WAKER.into(), id.clone()));
+        self.members()
             .flat_map(|(member, progress)| {
                 let name = &member.name;
                 progress
@@ -189,6 +276,7 @@ impl Machine {
                     .iter()
                     .map(move |id| (name.clone(), id.clone()))
             })
+            .chain(waker)
             .collect()
     }
 
@@ -208,12 +296,21 @@ impl Machine {
         }
         let mut effects = Vec::new();
         match event {
+            Event::Announced => self.told.announced = true,
+            Event::Recovered(result) => effects.extend(self.recovered(result)),
+            Event::NotReplayed(name, why) => {
+                let failure = &mut self.replay.failure;
+                failure.get_or_insert_with(|| format!("{name}: {why}"));
+            }
             Event::Held(id) => self.set_old(&id, OldState::Held),
             Event::Exited(id) => self.set_old(&id, OldState::Exited),
             Event::Ended(name, id, code) => effects.extend(self.ended(&name, id, code)),
-            Event::Gone(id) => self.gone(&id),
+            Event::PlaceholderMade(name, id) if name == WAKER.into() && self.start_at.is_some() => {
+                self.waker = Some(id);
+            }
+            Event::Gone(id) => effects.extend(self.gone(&id, now)),
             Event::PlaceholderMade(name, id) => {
-                if self.phase == Phase::Down {
+                if self.is_shielding(&name) {
                     self.add_placeholder(&name, id);
                 } else {
                     // Too late to shield anything.
@@ -221,7 +318,7 @@ impl Machine {
                 }
             }
             Event::Started(name, id) => {
-                effects.extend(self.started(&name, id));
+                effects.extend(self.started(&name, id, now));
                 if self.intruded() {
                     effects.extend(self.again(true, now));
                     return effects;
@@ -244,12 +341,21 @@ impl Machine {
             return (Verdict::Admit, Vec::new());
         };
         match self.phase {
-            Phase::Down | Phase::Clear => (Verdict::NotYet, Vec::new()),
+            Phase::Down | Phase::Replay | Phase::Clear => (Verdict::NotYet, Vec::new()),
             Phase::Shielded => {
                 self.recorded |= *name == self.plan.guard;
-                (Verdict::NotYet, self.advance(now))
+                let effects = self.advance(now);
+                let verdict = if self.start_at.is_some() {
+                    Verdict::BackOff
+                } else {
+                    Verdict::NotYet
+                };
+                (verdict, effects)
             }
-            Phase::Up if self.is_turn_of(index) => (Verdict::Admit, Vec::new()),
+            Phase::Up if self.start_at.is_some_and(|at| now < at) => (Verdict::BackOff, Vec::new()),
+            Phase::Up if self.is_turn_of(index) && !self.is_hasty(index, now) => {
+                (Verdict::Admit, Vec::new())
+            }
             Phase::Up => (Verdict::OutOfOrder, Vec::new()),
             Phase::Over => (Verdict::Admit, Vec::new()),
         }
@@ -264,16 +370,21 @@ impl Machine {
 
     fn step(&mut self, now: Instant, effects: &mut Vec<Effect>) -> bool {
         let late = now >= self.deadline;
+        self.start_at = self.start_at.filter(|&at| now < at);
+        self.unseen_until = self.unseen_until.filter(|&until| now < until && !late);
         match self.phase {
-            Phase::Down if !self.killed && self.shields_stand() => {
+            Phase::Down if self.may_kill(now) => {
                 effects.extend(self.kills());
                 true
             }
-            Phase::Down if late || (self.all_down() && self.shields_stand()) => {
+            Phase::Down if self.replays() => self.step_before_replay(now, effects),
+            Phase::Replay => self.step_replay(now, effects),
+            Phase::Down if self.unseen_until.is_some() => false,
+            Phase::Down if late || (self.killed && self.all_down() && self.shields_stand()) => {
                 self.leave_down(now, effects);
                 true
             }
-            Phase::Shielded if self.recorded => {
+            Phase::Shielded if self.recorded && self.start_at.is_none() => {
                 self.enter(Phase::Clear, now, effects);
                 effects.extend(self.removals());
                 true
@@ -293,6 +404,8 @@ impl Machine {
                 true
             }
             Phase::Up => {
+                let waker = self.waker.take_if(|_| self.start_at.is_none());
+                effects.extend(waker.map(Effect::Remove));
                 let outcome = self.outcome(late);
                 if let Some(outcome) = outcome {
                     effects.extend(self.finish(outcome));
@@ -303,13 +416,56 @@ impl Machine {
         }
     }
 
+    fn may_kill(&self, now: Instant) -> bool {
+        let shielded = !self.plan.shields_come_first() || self.shields_stand();
+        let told = self.told.announced || now >= self.deadline;
+        !self.killed && told && shielded
+    }
+
+    /// KEP-5532 has one condition a kind of restart; a container that restarts alone has none (KEP-5307).
+    fn announce(&mut self, restarting: bool) -> Option<Effect> {
+        if !self.plan.is_whole_pod() {
+            self.told.announced = true;
+            return None;
+        }
+        (std::mem::replace(&mut self.told.restarting, restarting) != restarting)
+            .then_some(Effect::Announce(restarting))
+    }
+
+    /// The condition of KEP-5532 ends with the old containers, that of its earlier draft with the start of the new.
+    fn announce_down(&mut self) -> Option<Effect> {
+        let ends = self.plan.action == Action::RestartAllContainers;
+        if ends { self.announce(false) } else { None }
+    }
+
+    /// A predecessor may have died before or after it said so. Nothing waits for it this time.
+    fn announce_again(&mut self) -> Vec<Effect> {
+        self.told.announced = true;
+        let restarting = match self.plan.action {
+            Action::Restart => return Vec::new(),
+            Action::RestartAllContainers => matches!(self.phase, Phase::Down | Phase::Replay),
+            Action::RestartPod => self.phase != Phase::Over,
+        };
+        self.told.restarting = restarting;
+        vec![Effect::Announce(restarting)]
+    }
+
     fn leave_down(&mut self, now: Instant, effects: &mut Vec<Effect>) {
+        // Nothing that is started in a pod that the kubelet takes for failed would last.
+        if !self.guard_stands() {
+            effects.extend(self.finish(Outcome::Unshielded));
+            return;
+        }
+        // What is gone the kubelet starts, what it has seen exit under Never it does not.
+        let bare = (0..self.progress.len()).filter(|&index| self.is_bare(index));
+        let bare: Vec<Effect> = bare.flat_map(|index| self.removals_of(index)).collect();
+        effects.extend(self.announce_down());
         match self.plan.way {
             Way::Kept => {
                 self.enter(Phase::Clear, now, effects);
                 let first = (0..self.progress.len())
                     .filter(|&index| self.goes_first(index))
-                    .filter_map(|index| self.old_id(index))
+                    .flat_map(|index| self.attempts_of(index))
                     .collect::<Vec<_>>();
                 if !first.is_empty() {
                     effects.push(Effect::Release(first));
@@ -319,38 +475,47 @@ impl Machine {
             Way::Shielded => {
                 self.enter(Phase::Up, now, effects);
                 effects.push(Effect::Release(self.olds()));
+                effects.extend(bare);
+            }
+            // The kubelet has nothing to record that it could be seen to have recorded.
+            Way::Cleared if self.guard_is_gone() => {
+                self.enter(Phase::Clear, now, effects);
+                effects.push(Effect::Release(self.olds()));
+                effects.extend(self.removals());
             }
             Way::Cleared => {
                 self.enter(Phase::Shielded, now, effects);
+                effects.extend(self.removals_of_replayed_inits());
                 effects.push(Effect::Release(self.olds()));
                 // While it sees an exit, the kubelet may keep the container in back-off and not try to create
-                // it (doBackOff), or collect it together with the log that it counts restarts by
-                // (kuberuntime_gc.go keeps the newest dead one of a name, which is the placeholder).
-                let shielded = (0..self.progress.len())
-                    .filter(|&index| self.plan.members[index].placeholders > 0);
-                effects.extend(shielded.flat_map(|index| self.removals_of(index)));
+                // it (doBackOff).
+                effects.extend(self.removals_of_shielded());
             }
         }
     }
 
     fn enter(&mut self, phase: Phase, now: Instant, effects: &mut Vec<Effect>) {
         self.phase = phase;
-        self.deadline = now
-            + match phase {
-                Phase::Shielded => RECORD_LIMIT,
-                // Under Kept the regular containers' exits are still held.
-                Phase::Clear if self.plan.way == Way::Kept => {
-                    self.deadline.saturating_duration_since(now) + Duration::from_millis(500)
-                }
-                Phase::Clear => CLEAR_LIMIT,
-                Phase::Down | Phase::Up | Phase::Over => UP_LIMIT,
-            };
+        let start = self.start_at.unwrap_or(now);
+        self.deadline = match phase {
+            Phase::Shielded => start + RECORD_LIMIT,
+            // Under Kept the regular containers' exits are still held.
+            Phase::Clear if self.plan.way == Way::Kept => {
+                self.deadline.max(now) + Duration::from_millis(500)
+            }
+            Phase::Clear => now + CLEAR_LIMIT,
+            Phase::Replay => self.deadline,
+            Phase::Down | Phase::Up | Phase::Over => start + UP_LIMIT,
+        };
         effects.push(Effect::Save);
     }
 
     fn finish(&mut self, outcome: Outcome) -> Vec<Effect> {
         self.phase = Phase::Over;
-        let mut effects = vec![Effect::Release(self.olds())];
+        let mut held = self.olds();
+        held.extend(self.replayed_inits());
+        let mut effects = vec![Effect::Release(held)];
+        effects.extend(self.announce(false));
         effects.extend(self.removals_of_placeholders());
         effects.push(Effect::Finish(outcome));
         effects
@@ -367,6 +532,7 @@ impl Machine {
         // The kubelet goes on by itself; what is left is to take away the placeholders of what has started.
         self.plan.way = Way::Shielded;
         self.enter(Phase::Up, now, &mut effects);
+        effects.extend(self.announce_down());
         effects.push(Effect::Release(self.olds()));
         effects.extend(self.removals_of_replaced());
         effects.extend(self.advance(now));
@@ -382,5 +548,9 @@ fn after_the_end(event: Event) -> Vec<Effect> {
     }
 }
 
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod replay_tests;
 #[cfg(test)]
 mod tests;

@@ -1,8 +1,10 @@
 //! Taking note of what happened to the containers of a restart.
 
+use std::time::Instant;
+
 use super::Machine;
 use super::progress::{NewState, OldState};
-use super::terms::Effect;
+use super::terms::{Effect, Phase, SHIELD_TIME};
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 
 impl Machine {
@@ -32,10 +34,15 @@ impl Machine {
             .is_some_and(|index| self.progress[index].old == Some(OldState::Exited))
     }
 
+    /// Those from before the restart. A replay that was handed over has made old ones older.
+    pub(super) fn attempts_of(&self, index: usize) -> impl Iterator<Item = ContainerId> {
+        let older = self.plan.members[index].older.iter().cloned();
+        self.old_id(index).into_iter().chain(older)
+    }
+
     pub(super) fn olds(&self) -> Vec<ContainerId> {
-        (0..self.progress.len())
-            .filter_map(|index| self.old_id(index))
-            .collect()
+        let members = 0..self.progress.len();
+        members.flat_map(|index| self.attempts_of(index)).collect()
     }
 
     pub(super) fn set_old(&mut self, id: &ContainerId, state: OldState) {
@@ -53,8 +60,12 @@ impl Machine {
         code: Option<ExitCode>,
     ) -> Vec<Effect> {
         if let Some(index) = self.index_of_old(&id) {
+            let stays = !self.is_cleared_away(index);
             self.progress[index].old_exit = self.progress[index].old_exit.or(code);
-            return Vec::new();
+            return self
+                .not_to_stay(index)
+                .filter(|_| stays)
+                .unwrap_or_default();
         }
         let Some(index) = self.index_of_new(name, &id) else {
             return Vec::new();
@@ -68,6 +79,16 @@ impl Machine {
         self.replaced(index)
     }
 
+    /// The code of an exit may be known only after its release. If it is one that the kubelet would leave alone, the
+    /// container is removed after the others.
+    fn not_to_stay(&self, index: usize) -> Option<Vec<Effect>> {
+        let cleared = matches!(self.phase, Phase::Clear | Phase::Up) && self.is_cleared_away(index);
+        let id = self.old_id(index).filter(|_| cleared)?;
+        let mut effects = vec![Effect::Release(vec![id])];
+        effects.extend(self.removals_of(index));
+        Some(effects)
+    }
+
     /// The member of that name, if this is no attempt from before the restart.
     fn index_of_new(&self, name: &ContainerName, id: &ContainerId) -> Option<usize> {
         let index = self.index_of(name)?;
@@ -75,14 +96,31 @@ impl Machine {
         (!before).then_some(index)
     }
 
-    pub(super) fn gone(&mut self, id: &ContainerId) {
+    pub(super) fn gone(&mut self, id: &ContainerId, now: Instant) -> Vec<Effect> {
         if let Some(index) = self.index_of_old(id) {
             self.progress[index].old = Some(OldState::Gone);
         }
-        for progress in &mut self.progress {
-            progress.placeholders.remove(id);
+        let mut effects = Vec::new();
+        for index in 0..self.progress.len() {
+            let name = self.plan.members[index].name.clone();
+            let progress = &mut self.progress[index];
             progress.older.remove(id);
+            let shield = progress.placeholders.remove(id);
+            let seen = progress.old != Some(OldState::Gone);
+            // Whoever tidies up on a node takes what was never started for dead. Another takes its place, also just
+            // after the release.
+            if let Some(like) = self.old_id(index)
+                && shield
+                && seen
+                && self.is_shielding(&name)
+            {
+                effects.push(Effect::MakePlaceholder(name, like));
+                if self.phase == Phase::Down {
+                    self.deadline = self.deadline.max(now + SHIELD_TIME);
+                }
+            }
         }
+        effects
     }
 
     pub(super) fn add_placeholder(&mut self, name: &ContainerName, id: ContainerId) {
@@ -91,11 +129,17 @@ impl Machine {
         }
     }
 
-    pub(super) fn started(&mut self, name: &ContainerName, id: ContainerId) -> Vec<Effect> {
+    pub(super) fn started(
+        &mut self,
+        name: &ContainerName,
+        id: ContainerId,
+        now: Instant,
+    ) -> Vec<Effect> {
         let Some(index) = self.index_of_new(name, &id) else {
             return Vec::new();
         };
         self.progress[index].new = NewState::Running(id);
+        self.progress[index].started = Some(now);
         self.replaced(index)
     }
 

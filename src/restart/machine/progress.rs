@@ -1,6 +1,7 @@
 //! How far each container of a restart is.
 
 use std::collections::BTreeSet;
+use std::time::Instant;
 
 use super::terms::{Found, FoundState};
 use crate::ids::{ContainerId, ExitCode};
@@ -30,7 +31,10 @@ pub(super) struct Progress {
     pub(super) older: BTreeSet<ContainerId>,
     pub(super) placeholders: BTreeSet<ContainerId>,
     pub(super) new: NewState,
+    /// When the new one started, if that was under our eyes.
+    pub(super) started: Option<Instant>,
 }
+
 impl Progress {
     /// As a restart finds it that another process began.
     pub(super) fn from_found(member: &Member, found: &[Found]) -> Self {
@@ -40,13 +44,19 @@ impl Progress {
             older: BTreeSet::new(),
             placeholders: BTreeSet::new(),
             new: NewState::None,
+            started: None,
         };
+        let old = member.old.as_ref().map(|old| &old.id);
+        let old = found.iter().find(|seen| Some(&seen.id) == old);
+        // A placeholder that an earlier restart left shields nothing.
+        let shields = |seen: &Found| old.is_none_or(|old| old.created_at < seen.created_at);
         for seen in found.iter().filter(|seen| seen.name == member.name) {
             let is_old = member.old.as_ref().is_some_and(|old| old.id == seen.id);
             match seen.state {
-                _ if seen.placeholder => {
+                _ if seen.placeholder && shields(seen) => {
                     progress.placeholders.insert(seen.id.clone());
                 }
+                _ if seen.placeholder => {}
                 FoundState::Running if is_old => progress.old = Some(OldState::Running),
                 FoundState::Exited(code) if is_old => {
                     progress.old = Some(OldState::Exited);

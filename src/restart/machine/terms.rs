@@ -10,10 +10,25 @@ use crate::restart::plan::Way;
 /// From the first hold until everything is let go, whatever is missing. The hooks give up at 8 s; the rest is
 /// for the release itself on a busy node.
 pub const DOWN_LIMIT: Duration = Duration::from_millis(6500);
+/// How long before that a replay gives up: making placeholders takes time.
+pub const FALLBACK_TIME: Duration = Duration::from_secs(2);
+/// How long one that is removed in the last moment takes to make again: the hooks wait for longer than this.
+pub const SHIELD_TIME: Duration = Duration::from_millis(500);
+/// How long a replay whose attempts are being started may go on when it should give up: a second before the hooks do.
+pub const REST_OF_HOLD: Duration = Duration::from_millis(2500);
+/// How long a replay whose attempts are being started may go on when exits can be held no longer: calls to the runtime
+/// may take 10 s.
+pub const IN_FLIGHT_LIMIT: Duration = Duration::from_secs(6);
+/// What vanishes wakes the kubelet only if it had been seen to run (`generateEvents`, pkg/kubelet/pleg/generic.go). It
+/// looks a second after it has finished the look before.
+pub const LOOK_INTERVAL: Duration = Duration::from_millis(1500);
 /// The kubelet retries a failed sync after 10-15 s, and may itself be away for a while.
 pub const RECORD_LIMIT: Duration = Duration::from_mins(10);
 /// Removing containers takes milliseconds; a runtime that is restarted takes seconds.
 pub const CLEAR_LIMIT: Duration = Duration::from_mins(1);
+/// No startup probe has succeeded, to the kubelet's knowledge, so soon after the container started: it takes two looks,
+/// a second apart.
+pub const PROBE_INTERVAL: Duration = Duration::from_millis(750);
 /// Init containers may be slow. After this the gate no longer keeps any order.
 pub const UP_LIMIT: Duration = Duration::from_mins(10);
 
@@ -22,12 +37,18 @@ pub const AGAIN_LIMIT: Duration = Duration::from_secs(10);
 /// A restart that is disturbed more often than this is left to the kubelet.
 pub(super) const MOST_AGAIN: u8 = 3;
 
+/// The name of the placeholder that is no container's: the kubelet does not look at it, but when it vanishes it
+/// looks at the pod (`pkg/kubelet/pleg/generic.go`, `generateEvents`).
+pub const WAKER: &str = "reprise-waker";
+
 /// How far the restart is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
     /// Old containers are killed and their exits held, placeholders are made.
     Down,
+    /// The plugin starts new attempts, while the exits of the old ones are held.
+    Replay,
     /// The exits are released behind the placeholders; the kubelet has yet to record what it sees.
     Shielded,
     /// Containers that must not be there when the kubelet looks again are removed.
@@ -43,7 +64,7 @@ impl Phase {
     #[must_use]
     pub fn is_holding(self, way: Way) -> bool {
         match self {
-            Self::Down => true,
+            Self::Down | Self::Replay => true,
             Self::Clear => way == Way::Kept,
             Self::Shielded | Self::Up | Self::Over => false,
         }
@@ -53,6 +74,8 @@ impl Phase {
 /// What the machine is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
+    /// The pod's condition is set, or will not be in time.
+    Announced,
     /// This container's processes are gone and its exit is held.
     Held(ContainerId),
     /// Its exit can be seen by the kubelet, or nothing holds it.
@@ -60,6 +83,10 @@ pub enum Event {
     /// An attempt of that container ended with this code; the exit may be held or not. It may come before the
     /// news that it started.
     Ended(ContainerName, ContainerId, Option<ExitCode>),
+    /// The old containers can be replayed, or not for this reason.
+    Recovered(Result<(), String>),
+    /// No new attempt of that container could be started, for this reason.
+    NotReplayed(ContainerName, String),
     /// It is no longer in the runtime.
     Gone(ContainerId),
     /// A placeholder for that container stands.
@@ -77,9 +104,15 @@ pub enum Event {
 pub enum Effect {
     /// Write the plan and the phase to disk before anything that follows.
     Save,
+    /// Set the pod's condition to this, and say when that is done with [`Event::Announced`].
+    Announce(bool),
     /// Stop this container, within the plan's grace period.
     Kill(ContainerId),
-    /// Make a placeholder for this container, like its old attempt.
+    /// Learn what the old containers were made from, and say so with [`Event::Recovered`].
+    Recover,
+    /// Make the next attempts of these containers and start them, or say why not with [`Event::NotReplayed`].
+    Replay(Vec<ContainerName>),
+    /// Make a placeholder for this container, or the [`WAKER`], like this attempt.
     MakePlaceholder(ContainerName, ContainerId),
     /// Let these exits be seen.
     Release(Vec<ContainerId>),
@@ -87,6 +120,8 @@ pub enum Effect {
     Remove(ContainerId),
     /// Containers were started behind our back, out of order: plan the restart anew from what there is now.
     Again,
+    /// The replay has failed for this reason: plan the restart anew from what there is now, for the kubelet to start.
+    HandOver(String),
     /// The restart is over; forget it on disk.
     Finish(Outcome),
 }
@@ -100,6 +135,8 @@ pub enum Outcome {
     InitFailed,
     /// The pod was deleted meanwhile.
     Deleted,
+    /// The placeholders were not there in time: what the kubelet sees is for it to act on.
+    Unshielded,
     /// The kubelet did not start all containers in time; it may still do so.
     TimedOut,
 }
@@ -111,6 +148,8 @@ pub enum Verdict {
     Admit,
     /// Not yet: the old containers are not out of the way.
     NotYet,
+    /// Not yet: the pod restarts too often.
+    BackOff,
     /// Another container must have started, or completed, before.
     OutOfOrder,
 }
@@ -124,7 +163,9 @@ pub struct Found {
     pub name: ContainerName,
     /// Whether it is one of our placeholders.
     pub placeholder: bool,
-    /// Whether it was created after the restart was decided.
+    /// When it was created: nanoseconds since the Unix epoch.
+    pub created_at: i64,
+    /// Whether that was after the restart was decided.
     pub new: bool,
     /// What it is doing.
     pub state: FoundState,

@@ -2,32 +2,37 @@
 
 use std::collections::VecDeque;
 
-use proptest::prelude::*;
-
 use super::*;
 use crate::ids::ExitCode;
 use crate::kube::{ContainerKind, RestartPolicy};
-use crate::restart::plan::tests::{DONE, RUNS, Shape, circumstances};
+use crate::restart::plan::Old;
+use crate::restart::plan::tests::{DONE, RUNS, Shape, Was, circumstances};
 use ContainerKind::{Init, Regular, Sidecar};
 use std::collections::BTreeSet;
 
 /// Plays the runtime: answers effects with events, in the order that `shuffle` says.
-struct World {
-    machine: Machine,
-    now: Instant,
-    pending: VecDeque<Event>,
-    released: BTreeSet<ContainerId>,
+pub(super) struct World {
+    pub(super) machine: Machine,
+    pub(super) now: Instant,
+    pub(super) pending: VecDeque<Event>,
+    pub(super) released: BTreeSet<ContainerId>,
     removed: BTreeSet<ContainerId>,
-    finished: Option<Outcome>,
+    pub(super) finished: Option<Outcome>,
+    pub(super) handed_over: Option<String>,
     made: u32,
-    log: Vec<Effect>,
+    pub(super) log: Vec<Effect>,
 }
 
 impl World {
-    fn begin(plan: Plan) -> Self {
+    pub(super) fn begin(plan: Plan) -> Self {
+        Self::begin_after(plan, LOOK_INTERVAL)
+    }
+
+    /// Once the oldest container has run for so long.
+    fn begin_after(plan: Plan, ran: Duration) -> Self {
         let now = Instant::now();
         let held = [plan.trigger.container.clone()];
-        let (machine, effects) = Machine::begin(plan, &held, Vec::new(), now);
+        let (machine, effects) = Machine::begin(plan, &held, None, ran, Duration::ZERO, now);
         let mut world = Self {
             machine,
             now,
@@ -35,6 +40,7 @@ impl World {
             released: BTreeSet::new(),
             removed: BTreeSet::new(),
             finished: None,
+            handed_over: None,
             made: 0,
             log: Vec::new(),
         };
@@ -43,9 +49,10 @@ impl World {
     }
 
     fn take(&mut self, effects: Vec<Effect>) {
+        let announced = effects.contains(&Effect::Announce(true));
         for effect in effects {
             match effect.clone() {
-                Effect::Save => {}
+                Effect::Save | Effect::Announce(_) => {}
                 Effect::Kill(id) => self.pending.push_back(Event::Held(id)),
                 Effect::MakePlaceholder(name, _) => {
                     self.made += 1;
@@ -57,6 +64,14 @@ impl World {
                     self.removed.insert(id.clone());
                     self.pending.push_back(Event::Gone(id));
                 }
+                Effect::Recover => self.pending.push_back(Event::Recovered(Ok(()))),
+                Effect::Replay(names) => {
+                    for name in names {
+                        let id = format!("{name}-1").into();
+                        self.pending.push_back(Event::Started(name, id));
+                    }
+                }
+                Effect::HandOver(why) => self.handed_over = Some(why),
                 Effect::Again => panic!("nothing intrudes here"),
                 Effect::Finish(outcome) => {
                     assert_eq!(self.finished.replace(outcome), None, "finished twice");
@@ -64,21 +79,24 @@ impl World {
             }
             self.log.push(effect);
         }
+        if announced {
+            self.handle(Event::Announced);
+        }
     }
 
-    fn handle(&mut self, event: Event) {
+    pub(super) fn handle(&mut self, event: Event) {
         let effects = self.machine.handle(self.now, event);
         self.take(effects);
     }
 
     /// Answers everything that is under way.
-    fn settle(&mut self) {
+    pub(super) fn settle(&mut self) {
         while let Some(event) = self.pending.pop_front() {
             self.handle(event);
         }
     }
 
-    fn attempt(&mut self, name: &str) -> Verdict {
+    pub(super) fn attempt(&mut self, name: &str) -> Verdict {
         let (verdict, effects) = self.machine.attempt(self.now, &name.into());
         self.take(effects);
         verdict
@@ -95,7 +113,7 @@ impl World {
         self.end(name, 0);
     }
 
-    fn end(&mut self, name: &str, code: i32) {
+    pub(super) fn end(&mut self, name: &str, code: i32) {
         let id = format!("{name}-1").into();
         self.handle(Event::Ended(name.into(), id, Some(ExitCode(code))));
     }
@@ -105,16 +123,32 @@ impl World {
     }
 }
 
-const FULL: Shape<'_> = &[
+pub(super) const FULL: Shape<'_> = &[
     ("i", Init, DONE),
     ("s", Sidecar, RUNS),
     ("a", Regular, RUNS),
     ("b", Regular, RUNS),
 ];
-const PLAIN: Shape<'_> = &[("a", Regular, RUNS), ("b", Regular, RUNS)];
+pub(super) const PLAIN: Shape<'_> = &[("a", Regular, RUNS), ("b", Regular, RUNS)];
 
 fn all(policy: RestartPolicy, shape: Shape<'_>, trigger: &str) -> World {
     World::begin(circumstances(Some(policy), shape, trigger, 42).restart_all())
+}
+
+#[test]
+fn what_goes_first_is_released_with_the_attempts_before_it() {
+    let mut plan = circumstances(Some(RestartPolicy::Always), FULL, "a", 42).restart_all();
+    plan.members[1].older = vec!["s-older".into()];
+    let mut world = World::begin(plan);
+    world.settle();
+    let mut log = world.log.iter();
+    let first = log.find_map(|effect| match effect {
+        Effect::Release(ids) => Some(ids),
+        _ => None,
+    });
+    let first = first.expect("exits are released");
+    assert!(first.contains(&"s-older".into()));
+    assert!(!first.contains(&"a-0".into()));
 }
 
 #[test]
@@ -184,6 +218,19 @@ fn never_with_inits_clears_everything_once_the_guard_was_refused() {
     world.start("a");
     world.start("b");
     assert_eq!(world.finished, Some(Outcome::Completed));
+}
+
+#[test]
+fn what_is_to_vanish_is_held_until_the_kubelet_has_seen_it_run() {
+    for (shape, held) in [(FULL, true), (PLAIN, false)] {
+        let plan = circumstances(Some(RestartPolicy::Never), shape, "a", 42).restart_all();
+        let mut world = World::begin_after(plan, Duration::from_millis(100));
+        world.settle();
+        assert_eq!(world.machine.phase() == Phase::Down, held);
+        world.now = world.machine.deadline().unwrap();
+        world.handle(Event::Tick);
+        assert_ne!(world.machine.phase(), Phase::Down);
+    }
 }
 
 #[test]
@@ -263,9 +310,26 @@ fn a_completed_container_under_on_failure_is_removed_to_run_again() {
 }
 
 #[test]
+fn a_success_that_is_known_late_does_not_leave_its_container_behind() {
+    let shape: Shape<'_> = &[("a", Regular, RUNS), ("b", Regular, RUNS)];
+    let mut world = all(RestartPolicy::OnFailure, shape, "a");
+    // Its hook was faster than the news of its code.
+    world.handle(Event::Held("b-0".into()));
+    assert_eq!(world.machine.phase(), Phase::Up);
+    assert!(!world.removed("b-0"));
+    for (name, code) in [("a", 42), ("b", 0)] {
+        let id = format!("{name}-0").into();
+        world.handle(Event::Ended(name.into(), id, Some(ExitCode(code))));
+    }
+    assert!(world.removed("b-0") && !world.removed("a-0"));
+}
+
+#[test]
 fn action_restart_concerns_one_container() {
-    let plan = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42).restart_one();
-    let mut world = World::begin(plan.unwrap());
+    let mut circumstances = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42);
+    circumstances.action = Action::Restart;
+    let mut world = World::begin(circumstances.plan().unwrap());
+    assert!(!world.log.contains(&Effect::Announce(true)));
     assert!(!world.log.contains(&Effect::Kill("b-0".into())));
     assert_eq!(world.attempt("b"), Verdict::Admit);
     assert_eq!(world.attempt("a"), Verdict::NotYet);
@@ -280,6 +344,31 @@ fn a_container_that_cannot_be_killed_does_not_hold_the_others_for_ever() {
     world.now += DOWN_LIMIT;
     world.handle(Event::Tick);
     assert_eq!(world.released.len(), 2);
+}
+
+#[test]
+fn a_pod_whose_guard_could_not_be_shielded_is_left_to_fail_with_its_exits() {
+    for shape in [PLAIN, FULL] {
+        let mut world = all(RestartPolicy::Never, shape, "a");
+        world.handle(Event::PlaceholderMade("b".into(), "shield-1".into()));
+        world.now += DOWN_LIMIT;
+        world.handle(Event::Tick);
+        assert_eq!(world.finished, Some(Outcome::Unshielded));
+        assert_eq!(world.released.len(), shape.len());
+        assert_eq!(world.removed, [ContainerId::from("shield-1")].into());
+    }
+}
+
+#[test]
+fn a_container_that_alone_could_not_be_shielded_is_removed_to_start_again() {
+    let mut world = all(RestartPolicy::Never, PLAIN, "a");
+    for id in ["shield-1", "shield-2"] {
+        world.handle(Event::PlaceholderMade("a".into(), id.into()));
+    }
+    world.now += DOWN_LIMIT;
+    world.handle(Event::Tick);
+    assert_eq!(world.machine.phase(), Phase::Up);
+    assert!(world.removed("b-0") && !world.removed("a-0"));
 }
 
 #[test]
@@ -300,9 +389,30 @@ fn found(id: &str, name: &str, placeholder: bool, new: bool, state: FoundState) 
         id: id.into(),
         name: name.into(),
         placeholder,
+        created_at: if placeholder || new { 2 } else { 1 },
         new,
         state,
     }
+}
+
+#[test]
+fn a_placeholder_that_an_earlier_restart_left_shields_nothing() {
+    let plan = circumstances(Some(RestartPolicy::Never), &PLAIN[..1], "a", 42).restart_all();
+    let stale = Found {
+        created_at: 0,
+        ..found("p-0", "a", true, false, FoundState::Created)
+    };
+    let seen = [
+        found("a-0", "a", false, false, FoundState::Running),
+        found("p-1", "a", true, true, FoundState::Created),
+        stale,
+    ];
+    let elapsed = Duration::from_millis(200);
+    let (_, effects) = Machine::resume(plan, Phase::Down, &seen, elapsed, Instant::now());
+    let wanted = effects
+        .iter()
+        .filter(|it| matches!(it, Effect::MakePlaceholder(..)));
+    assert_eq!(wanted.count(), 1, "{effects:?}");
 }
 
 fn resume(way_of: Shape<'_>, phase: Phase, seen: &[Found], elapsed: u64) -> (Machine, Vec<Effect>) {
@@ -321,6 +431,7 @@ fn a_successor_makes_only_the_placeholders_that_are_missing() {
     let (machine, effects) = resume(PLAIN, Phase::Down, &seen, 3);
     let made = |effect: &&Effect| matches!(effect, Effect::MakePlaceholder(..));
     assert_eq!(effects.iter().filter(made).count(), 2);
+    assert!(effects.contains(&Effect::Announce(true)));
     assert!(effects.contains(&Effect::Kill("b-0".into())));
     assert_eq!(machine.phase(), Phase::Down);
 }
@@ -338,7 +449,7 @@ fn intruders() -> [Found; 5] {
 #[test]
 fn a_successor_that_finds_containers_started_without_their_inits_begins_anew() {
     let (_, effects) = resume(FULL, Phase::Shielded, &intruders(), 2);
-    assert_eq!(effects, [Effect::Again]);
+    assert_eq!(effects.last(), Some(&Effect::Again));
 }
 
 #[test]
@@ -355,7 +466,14 @@ fn a_container_that_starts_out_of_order_makes_it_begin_anew_but_not_for_ever() {
     let mut plan = circumstances(Some(RestartPolicy::Always), FULL, "a", 42).restart_all();
     for again in 0..=MOST_AGAIN {
         plan.again = again;
-        let (mut machine, _) = Machine::begin(plan.clone(), &[], Vec::new(), Instant::now());
+        let (mut machine, _) = Machine::begin(
+            plan.clone(),
+            &[],
+            None,
+            LOOK_INTERVAL,
+            Duration::ZERO,
+            Instant::now(),
+        );
         let started = Event::Started("b".into(), "b-1".into());
         let effects = machine.handle(Instant::now(), started);
         assert_eq!(effects.contains(&Effect::Again), again < MOST_AGAIN);
@@ -363,14 +481,71 @@ fn a_container_that_starts_out_of_order_makes_it_begin_anew_but_not_for_ever() {
 }
 
 #[test]
+fn a_placeholder_that_the_kubelet_collects_is_made_again() {
+    let mut world = all(RestartPolicy::Never, PLAIN, "a");
+    for id in ["shield-1", "shield-2"] {
+        world.handle(Event::PlaceholderMade("a".into(), id.into()));
+    }
+    let made = world.made;
+    world.handle(Event::Gone("shield-1".into()));
+    assert_eq!(world.made, made + 1);
+    world.settle();
+    assert_eq!(world.machine.phase(), Phase::Up);
+    // The kubelet has not looked yet.
+    world.handle(Event::Gone("shield-2".into()));
+    assert_eq!(world.made, made + 2);
+    world.settle();
+    world.start("a");
+    assert_eq!(world.made, made + 2, "it hides nothing any more");
+}
+
+#[test]
+fn a_round_that_finds_the_guard_removed_does_not_wait_for_it() {
+    let shape: Shape<'_> = &[
+        ("i", Init, DONE),
+        ("s", Sidecar, RUNS),
+        ("a", Regular, Was::Absent),
+        ("b", Regular, Was::Absent),
+    ];
+    let mut world = all(RestartPolicy::Never, shape, "a");
+    world.settle();
+    assert!(world.removed("i-0") && world.removed("s-0"));
+    world.complete("i");
+    world.start("s");
+    world.start("a");
+    world.start("b");
+    assert_eq!(world.finished, Some(Outcome::Completed));
+}
+
+#[test]
 fn a_placeholder_of_the_round_before_shields_only_what_has_not_run_since() {
-    let shape: Shape<'_> = &[("a", Regular, RUNS), ("b", Regular, DONE)];
+    let shape: Shape<'_> = &[
+        ("a", Regular, RUNS),
+        ("b", Regular, RUNS),
+        ("c", Regular, RUNS),
+    ];
     let plan = circumstances(Some(RestartPolicy::Never), shape, "a", 42).restart_all();
-    let leftover = vec![("a".into(), "p1".into()), ("b".into(), "p2".into())];
     let held = ["a-0".into()];
-    let (machine, effects) = Machine::begin(plan, &held, leftover, Instant::now());
-    assert!(effects.contains(&Effect::Remove("p1".into())));
-    assert_eq!(machine.leftovers(), [("b".into(), "p2".into())]);
+    let now = Instant::now();
+    let begin =
+        |plan, before| Machine::begin(plan, &held, before, LOOK_INTERVAL, Duration::ZERO, now);
+    let (mut before, _) = begin(plan.clone(), None);
+    for (name, id) in [("a", "p1"), ("b", "p2"), ("c", "p3")] {
+        before.handle(now, Event::PlaceholderMade(name.into(), id.into()));
+    }
+    let mut plan = plan;
+    let old = |id: &str, exit| {
+        Some(Old {
+            id: id.into(),
+            exit,
+        })
+    };
+    plan.members[1].old = old("b-1", None);
+    plan.members[2].old = old("c-1", Some(ExitCode::SUCCESS));
+    let (machine, effects) = begin(plan, Some(&before));
+    assert!(effects.contains(&Effect::Remove("p2".into())));
+    let kept = [("a".into(), "p1".into()), ("c".into(), "p3".into())];
+    assert_eq!(machine.leftovers(), kept);
 }
 
 #[test]
@@ -380,83 +555,134 @@ fn a_successor_goes_on_removing() {
         found("p1", "a", true, true, FoundState::Created),
     ];
     let (mut machine, effects) = resume(FULL, Phase::Clear, &seen, 9);
-    assert_eq!(effects, [Effect::Remove("b-0".into())]);
+    let expected = [Effect::Announce(false), Effect::Remove("b-0".into())];
+    assert_eq!(effects, expected);
     let effects = machine.handle(Instant::now(), Event::Gone("b-0".into()));
     assert_eq!(effects, [Effect::Remove("p1".into())]);
     machine.handle(Instant::now(), Event::Gone("p1".into()));
     assert_eq!(machine.phase(), Phase::Up);
 }
 
-fn any_shape() -> impl Strategy<Value = Shape<'static>> {
-    prop_oneof![Just(FULL), Just(PLAIN)]
+/// A plan whose containers may not start for 40 s.
+fn backing_off(policy: RestartPolicy, shape: Shape<'_>) -> World {
+    let mut circumstances = circumstances(Some(policy), shape, "a", 42);
+    circumstances.back_off_ms = 40_000;
+    World::begin(circumstances.restart_all())
 }
 
-fn any_policy() -> impl Strategy<Value = RestartPolicy> {
-    prop_oneof![
-        Just(RestartPolicy::Always),
-        Just(RestartPolicy::OnFailure),
-        Just(RestartPolicy::Never)
-    ]
-}
-
-proptest! {
-    /// Whatever the order of answers and of the kubelet's attempts: nothing is admitted before the old ones are
-    /// out of the way or out of order, a Never pod's exits are seen only behind its shields, and every restart ends.
-    #[test]
-    fn every_order_of_events_ends_well(
-        shape in any_shape(),
-        policy in any_policy(),
-        code in prop_oneof![Just(0), Just(42)],
-        steps in prop::collection::vec((0usize..6, 0usize..8), 0..80),
-    ) {
-        let plan = circumstances(Some(policy), shape, "a", code).restart_all();
-        let way = plan.way;
-        let shields: usize = plan.members.iter().map(|it| usize::from(it.placeholders)).sum();
-        let mut world = World::begin(plan);
-        let mut standing = 0;
-        let mut running: Vec<&str> = Vec::new();
-        for (step, choice) in steps {
-            let (name, kind, _) = shape[choice % shape.len()];
-            match step {
-                0..=2 if !world.pending.is_empty() => {
-                    let index = choice % world.pending.len();
-                    let event = world.pending.remove(index).unwrap();
-                    standing += usize::from(matches!(event, Event::PlaceholderMade(..)));
-                    let before = world.released.len();
-                    world.handle(event);
-                    if world.released.len() > before && way != Way::Kept {
-                        prop_assert_eq!(standing, shields, "released behind half a shield");
-                    }
-                }
-                // The kubelet starts no container twice that has not failed.
-                3 | 4 if !running.contains(&name) => {
-                    let phase = world.machine.phase();
-                    let verdict = world.attempt(name);
-                    if verdict == Verdict::Admit && phase != Phase::Over {
-                        prop_assert_eq!(phase, Phase::Up);
-                        if kind == Regular && way != Way::Shielded {
-                            for (other, kind, _) in shape {
-                                prop_assert!(*kind == Regular || running.contains(other));
-                            }
-                        }
-                        world.handle(Event::Started(name.into(), format!("{name}-1").into()));
-                        running.push(name);
-                        if kind == Init {
-                            world.end(name, 0);
-                        }
-                    }
-                }
-                _ => world.handle(Event::Tick),
-            }
-        }
-        while let Some(at) = world.machine.deadline() {
-            world.now = world.now.max(at);
-            world.handle(Event::Tick);
-        }
-        prop_assert!(world.finished.is_some());
+#[test]
+fn a_back_off_shuts_the_gate_until_it_is_over_and_then_wakes_the_kubelet() {
+    for (policy, shape) in [(RestartPolicy::Never, PLAIN), (RestartPolicy::Always, FULL)] {
+        let mut world = backing_off(policy, shape);
         world.settle();
-        for id in (1..=world.made).map(|n| format!("placeholder-{n}")) {
-            prop_assert!(world.removed(&id), "{} stays", id);
-        }
+        assert_eq!(world.machine.phase(), Phase::Up);
+        assert!(world.released.contains(&"a-0".into()), "nothing is held");
+        let first = shape[0].0;
+        assert_eq!(world.attempt(first), Verdict::BackOff);
+        let waker = world.machine.waker.clone().expect("nothing else wakes it");
+        assert_eq!(
+            world.machine.deadline(),
+            Some(world.now + Duration::from_secs(40))
+        );
+        world.now += Duration::from_secs(40);
+        world.handle(Event::Tick);
+        assert!(world.removed(waker.as_str()));
+        assert_eq!(world.attempt(first), Verdict::Admit);
     }
+}
+
+#[test]
+fn a_waker_that_is_made_when_the_back_off_is_over_does_not_stay() {
+    let mut world = backing_off(RestartPolicy::Never, PLAIN);
+    world.now += Duration::from_secs(40);
+    let waker = Event::PlaceholderMade(WAKER.into(), "w".into());
+    for event in [Event::Tick, waker] {
+        world.handle(event);
+    }
+    assert!(world.removed("w"));
+}
+
+#[test]
+fn what_is_to_be_cleared_is_cleared_when_the_back_off_is_over() {
+    let mut world = backing_off(RestartPolicy::Never, FULL);
+    world.settle();
+    assert_eq!(world.attempt("a"), Verdict::BackOff);
+    world.settle();
+    assert_eq!(world.machine.phase(), Phase::Shielded);
+    assert_eq!(world.machine.leftovers().len(), 3, "no waker among them");
+    world.now += Duration::from_secs(40);
+    world.handle(Event::Tick);
+    world.settle();
+    assert_eq!(world.machine.phase(), Phase::Up);
+    assert_eq!(world.attempt("i"), Verdict::Admit);
+}
+
+#[test]
+fn a_successor_waits_for_what_is_left_of_a_back_off() {
+    let mut circumstances = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42);
+    circumstances.back_off_ms = 40_000;
+    let seen = [
+        found("a-0", "a", false, false, FoundState::Exited(None)),
+        found("p1", "a", true, true, FoundState::Created),
+        found("w", WAKER, true, true, FoundState::Created),
+    ];
+    let now = Instant::now();
+    let elapsed = Duration::from_secs(30);
+    let plan = circumstances.restart_all();
+    let (mut machine, effects) = Machine::resume(plan, Phase::Up, &seen, elapsed, now);
+    assert!(
+        !effects
+            .iter()
+            .any(|it| matches!(it, Effect::MakePlaceholder(..)))
+    );
+    assert_eq!(machine.deadline(), Some(now + Duration::from_secs(10)));
+    assert_eq!(machine.attempt(now, &"a".into()).0, Verdict::BackOff);
+    let effects = machine.handle(now + Duration::from_secs(10), Event::Tick);
+    assert_eq!(effects, [Effect::Remove("w".into())]);
+}
+
+#[test]
+fn watchers_are_told_before_anything_is_killed_and_when_all_is_dead() {
+    let plan = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42).restart_all();
+    let now = Instant::now();
+    let (mut machine, effects) = Machine::begin(
+        plan,
+        &["a-0".into()],
+        None,
+        LOOK_INTERVAL,
+        Duration::ZERO,
+        now,
+    );
+    assert_eq!(effects[..2], [Effect::Save, Effect::Announce(true)]);
+    assert!(!effects.contains(&Effect::Kill("b-0".into())));
+    let effects = machine.handle(now, Event::Announced);
+    assert_eq!(effects, [Effect::Kill("b-0".into())]);
+    for (name, id) in [("a", "p1"), ("a", "p2"), ("b", "p3")] {
+        machine.handle(now, Event::PlaceholderMade(name.into(), id.into()));
+    }
+    assert!(machine.told.restarting);
+    let effects = machine.handle(now, Event::Held("b-0".into()));
+    assert!(effects.contains(&Effect::Announce(false)));
+}
+
+#[test]
+fn a_pod_that_restarts_with_grace_says_so_until_all_runs_again() {
+    let mut circumstances = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42);
+    circumstances.action = Action::RestartPod;
+    let mut world = World::begin(circumstances.restart_all());
+    world.settle();
+    world.start("a");
+    assert!(world.machine.told.restarting);
+    world.start("b");
+    assert!(world.log.contains(&Effect::Announce(false)));
+}
+
+#[test]
+fn no_exit_that_cannot_be_held_comes_before_its_shields() {
+    let mut circumstances = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42);
+    circumstances.containers[1].bare = true;
+    let mut world = World::begin(circumstances.restart_all());
+    assert!(!world.log.contains(&Effect::Kill("b-0".into())));
+    world.settle();
+    assert!(world.log.contains(&Effect::Kill("b-0".into())));
 }

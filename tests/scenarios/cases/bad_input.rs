@@ -5,6 +5,7 @@ use std::process::Stdio;
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
+use crate::plugin::Sockets;
 use crate::pod::LivePod;
 use crate::scenario::{Scenario, scenarios};
 use crate::shape::{Shape, restart_all_on, rule};
@@ -15,15 +16,17 @@ const REASON: &str = "InvalidRestartRules";
 const KEY: &str = "restart-rules.reprise.dev/container.trainer";
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
-    scenarios![Shared:
+    let mut scenarios = scenarios![Shared:
         annotation_that_cannot_be_read_is_reported,
         unknown_action_is_reported,
         unknown_operator_is_reported,
         twenty_one_rules_are_reported,
         two_hundred_fifty_six_values_are_reported,
         rules_for_a_container_that_is_not_in_the_pod_are_reported,
-        socket_that_is_missing_is_said_to_be,
-    ]
+    ];
+    // A second plugin would report the others' annotations, too.
+    scenarios.extend(scenarios![Alone: socket_that_is_missing_is_said_to_be]);
+    scenarios
 }
 
 /// The pod with that value fails as without the plugin, and the one event names `needles`.
@@ -108,10 +111,13 @@ async fn rules_for_a_container_that_is_not_in_the_pod_are_reported(stage: Stage)
 /// As on a node whose runtime has NRI off.
 async fn socket_that_is_missing_is_said_to_be(stage: Stage) -> Result<()> {
     let dir = tempfile::tempdir()?;
-    let socket = dir.path().join("nri.sock");
+    let sockets = Sockets {
+        nri: dir.path().join("nri.sock"),
+        ..Sockets::of(&stage.node)
+    };
     let mut plugin = stage
         .plugin
-        .command(dir.path(), &socket)
+        .command(dir.path(), &sockets)
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()?;
@@ -123,7 +129,7 @@ async fn socket_that_is_missing_is_said_to_be(stage: Stage) -> Result<()> {
         "ended with {} and said {said:?}",
         output.status
     );
-    let socket = socket.to_string_lossy();
+    let socket = sockets.nri.to_string_lossy();
     for needle in [socket.as_ref(), "NRI", "disable"] {
         ensure!(said.contains(needle), "{needle:?} is not in {said:?}");
     }

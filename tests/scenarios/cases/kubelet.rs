@@ -72,6 +72,9 @@ async fn kubelet_alone_restarts_all_where_it_can(stage: Stage) -> Result<()> {
         .regular("trainer")
         .restarts_all_by_itself(42);
     let pod = stage.running(shape).await?;
+    for (container, hooks) in pod.hooks().await? {
+        ensure!(hooks.is_empty(), "{container} has hooks {hooks:?}");
+    }
     let before = Before::of(&pod).await?;
     pod.exit("trainer", 42).await?;
     pod.has_restarted(&before).await?;

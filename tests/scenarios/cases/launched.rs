@@ -9,6 +9,7 @@ use tempfile::TempDir;
 use crate::scenario::{Scenario, scenarios};
 use crate::shape::Shape;
 use crate::stage::Stage;
+use crate::wait::{self, PATIENCE};
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
     scenarios![Alone: plugin_launched_by_the_runtime_restarts_pods]
@@ -22,6 +23,13 @@ async fn plugin_launched_by_the_runtime_restarts_pods(stage: Stage) -> Result<()
     let installed = Installed::new(&stage, &dir)?;
     restart_runtime(&stage).await?;
     let result = async {
+        // Containers from before that moment have no hook: it began before it knew anything.
+        let socket = dir.path().join("run/hook.sock");
+        wait::until("the plugin listens to hooks", PATIENCE, async || {
+            let there = socket.exists();
+            Ok(there.then_some(()).ok_or_else(|| "not yet".to_owned()))
+        })
+        .await?;
         let shape = Shape::never()
             .regular("trainer")
             .regular("logger")

@@ -1,0 +1,185 @@
+//! What this node's kubelet does by itself.
+
+use futures::{Stream, StreamExt};
+use k8s_openapi::api::core::v1::Node;
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, watch_object};
+use kube::{Api, Client};
+use tokio::sync::watch;
+
+/// The entry of `status.declaredFeatures` (`component-helpers/nodedeclaredfeatures/features/restartallcontainers`,
+/// k8s 1.35, 1.36).
+const RESTART_ALL: &str = "RestartAllContainersOnContainerExits";
+/// From this version on, the gate `ContainerRestartRules` is on unless somebody turns it off; in 1.34 it is alpha
+/// (`pkg/features/kube_features.go`, k8s 1.36). No entry in `status.declaredFeatures` tells of it
+/// (`component-helpers/nodedeclaredfeatures/features/registry.go`, k8s 1.35, 1.36).
+const CONTAINER_RULES: (u32, u32) = (1, 35);
+
+/// What a kubelet does by itself with the `restartPolicyRules` of a spec.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct KubeletFeatures {
+    /// It acts on `Restart` (KEP-5307), and on the restart policy of a container.
+    pub container_rules: bool,
+    /// It acts on `RestartAllContainers` (KEP-5532).
+    pub restart_all: bool,
+}
+
+impl KubeletFeatures {
+    /// What the kubelet says of itself in its node's status.
+    #[must_use]
+    pub fn from_node(node: &Node) -> Self {
+        let status = node.status.as_ref();
+        let declared = status.and_then(|status| status.declared_features.as_ref());
+        let restart_all =
+            declared.is_some_and(|declared| declared.iter().any(|it| it == RESTART_ALL));
+        let info = status.and_then(|status| status.node_info.as_ref());
+        let version = info.and_then(|info| version(&info.kubelet_version));
+        Self {
+            // The gate that is declared needs the other one (`defaultKubernetesFeatureGateDependencies`,
+            // `pkg/features/kube_features.go`, k8s 1.36).
+            container_rules: restart_all || version.is_some_and(|it| it >= CONTAINER_RULES),
+            restart_all,
+        }
+    }
+}
+
+/// Reads the beginning of `v1.36.3`, `v1.35.0-rc.1+vendor`.
+fn version(text: &str) -> Option<(u32, u32)> {
+    let mut parts = text.strip_prefix('v').unwrap_or(text).split('.');
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+/// Watches the node's object for as long as the receiver is kept: `None` until the API server has told of it, then
+/// what it told last. Must be called on the async runtime.
+#[must_use]
+pub fn watch_features(client: Client, node: &str) -> watch::Receiver<Option<KubeletFeatures>> {
+    let (known, receiver) = watch::channel(None);
+    let stream = watch_object(Api::<Node>::all(client), node).default_backoff();
+    tokio::spawn(follow(stream, known));
+    receiver
+}
+
+async fn follow(
+    stream: impl Stream<Item = watcher::Result<Option<Node>>>,
+    known: watch::Sender<Option<KubeletFeatures>>,
+) {
+    let mut stream = std::pin::pin!(stream);
+    let mut said = false;
+    loop {
+        let event = tokio::select! {
+            event = stream.next() => event,
+            () = known.closed() => return,
+        };
+        match event {
+            Some(Ok(Some(node))) => {
+                let features = KubeletFeatures::from_node(&node);
+                known.send_if_modified(|known| known.replace(features) != Some(features));
+            }
+            // The kubelet registers itself again.
+            Some(Ok(None)) => {}
+            Some(Err(error)) => {
+                if known.borrow().is_none() && !std::mem::replace(&mut said, true) {
+                    tracing::warn!(
+                        %error,
+                        "not known yet what this node's kubelet does by itself: it needs list and watch on nodes"
+                    );
+                }
+            }
+            None => return,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn node(version: &str, declared: &[&str]) -> Node {
+        serde_json::from_value(json!({
+            "metadata": {"name": "node-1"},
+            "status": {
+                "declaredFeatures": declared,
+                "nodeInfo": {
+                    "kubeletVersion": version, "architecture": "", "bootID": "", "containerRuntimeVersion": "",
+                    "kernelVersion": "", "kubeProxyVersion": "", "machineID": "", "operatingSystem": "",
+                    "osImage": "", "systemUUID": "",
+                },
+            },
+        }))
+        .unwrap()
+    }
+
+    fn features(container_rules: bool, restart_all: bool) -> KubeletFeatures {
+        KubeletFeatures {
+            container_rules,
+            restart_all,
+        }
+    }
+
+    #[test]
+    fn container_rules_go_by_the_version() {
+        for (version, acts) in [
+            ("v1.33.13", false),
+            ("v1.34.4", false),
+            ("v1.35.0-rc.1", true),
+            ("v1.36.3+vendor1", true),
+            ("v2.0.0", true),
+            ("unknown", false),
+            ("", false),
+        ] {
+            let told = KubeletFeatures::from_node(&node(version, &["Other"]));
+            assert_eq!(told, features(acts, false), "{version}");
+        }
+        assert_eq!(
+            KubeletFeatures::from_node(&Node::default()),
+            features(false, false)
+        );
+    }
+
+    #[test]
+    fn restart_all_goes_by_what_is_declared() {
+        for version in ["v1.35.4", "v1.36.3", "unknown"] {
+            let told = KubeletFeatures::from_node(&node(version, &["Other", RESTART_ALL]));
+            assert_eq!(told, features(true, true), "{version}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_last_known_stays_while_the_api_server_is_away() {
+        let (known, receiver) = watch::channel(None);
+        let away = || Err(watcher::Error::NoResourceVersion);
+        let events = futures::stream::iter([
+            away(),
+            Ok(Some(node("v1.36.3", &[RESTART_ALL]))),
+            away(),
+            Ok(None),
+        ]);
+        follow(events, known).await;
+        assert_eq!(*receiver.borrow(), Some(features(true, true)));
+    }
+
+    #[tokio::test]
+    async fn nobody_is_woken_by_a_node_that_is_as_before() {
+        let (known, mut receiver) = watch::channel(None);
+        let (events, stream) = tokio::sync::mpsc::unbounded_channel();
+        let stream = tokio_stream::wrappers::UnboundedReceiverStream::new(stream);
+        let task = tokio::spawn(follow(stream, known));
+        events.send(Ok(Some(node("v1.35.4", &[])))).unwrap();
+        receiver.changed().await.unwrap();
+        assert_eq!(*receiver.borrow_and_update(), Some(features(true, false)));
+        events.send(Ok(Some(node("v1.35.5", &[])))).unwrap();
+        drop(events);
+        task.await.unwrap();
+        // What has changed is told even when nothing more will come.
+        assert!(receiver.changed().await.is_err());
+    }
+
+    #[tokio::test]
+    async fn the_watch_ends_with_its_receiver() {
+        let (known, receiver) = watch::channel(None);
+        drop(receiver);
+        follow(futures::stream::pending(), known).await;
+    }
+}

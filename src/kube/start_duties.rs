@@ -1,0 +1,168 @@
+//! What the kubelet does at a container's start beside creating and starting it (`pkg/kubelet/kuberuntime`,
+//! `startContainer` and `computePodActions`; `pkg/kubelet/kubelet_pods.go`, `GenerateRunContainerOptions`).
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use k8s_openapi::api::core::v1::{Container, EnvVar, EnvVarSource};
+
+/// One thing that is more than the container's configuration, or may differ from one start to the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum StartDuty {
+    /// It runs a postStart hook, and kills the container if that fails.
+    PostStart,
+    /// It probes whether the container has started: those after a sidecar wait for that (KEP-753).
+    StartupProbe,
+    /// It probes whether the container lives.
+    LivenessProbe,
+    /// It asks the registry for the image each time.
+    ImagePull,
+    /// It reads variables anew from objects that may have changed.
+    Environment,
+    /// It mounts a part of a volume anew, which may have been replaced.
+    SubPath,
+}
+
+impl StartDuty {
+    /// Those of a container.
+    #[must_use]
+    pub fn of(container: &Container) -> BTreeSet<Self> {
+        let lifecycle = container.lifecycle.as_ref();
+        let env = container.env.iter().flatten();
+        let has_sources = container.env_from.as_ref().is_some_and(|it| !it.is_empty());
+        let mut mounts = container.volume_mounts.iter().flatten();
+        let duties = [
+            (
+                Self::PostStart,
+                lifecycle.is_some_and(|it| it.post_start.is_some()),
+            ),
+            (Self::StartupProbe, container.startup_probe.is_some()),
+            (Self::LivenessProbe, container.liveness_probe.is_some()),
+            (
+                Self::ImagePull,
+                container.image_pull_policy.as_deref() == Some("Always"),
+            ),
+            (
+                Self::Environment,
+                has_sources || env.into_iter().any(may_change),
+            ),
+            (
+                Self::SubPath,
+                mounts.any(|it| it.sub_path.is_some() || it.sub_path_expr.is_some()),
+            ),
+        ];
+        let there = duties.into_iter().filter(|(_, there)| *there);
+        there.map(|(duty, _)| duty).collect()
+    }
+}
+
+impl fmt::Display for StartDuty {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::PostStart => "a postStart hook",
+            Self::StartupProbe => "a startup probe",
+            Self::LivenessProbe => "a liveness probe",
+            Self::ImagePull => "imagePullPolicy Always",
+            Self::Environment => "variables from objects that may have changed",
+            Self::SubPath => "a mount with a subPath",
+        })
+    }
+}
+
+/// Whether a variable may have another value at the next start. A pod's identity and place stay.
+fn may_change(variable: &EnvVar) -> bool {
+    let Some(source) = &variable.value_from else {
+        return false;
+    };
+    let EnvVarSource {
+        config_map_key_ref: None,
+        secret_key_ref: None,
+        resource_field_ref: None,
+        file_key_ref: None,
+        field_ref: Some(field),
+    } = source
+    else {
+        return true;
+    };
+    let path = field.field_path.as_str();
+    path.starts_with("metadata.labels") || path.starts_with("metadata.annotations")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn duties(container: Value) -> Vec<StartDuty> {
+        let container: Container = serde_json::from_value(container).unwrap();
+        StartDuty::of(&container).into_iter().collect()
+    }
+
+    #[test]
+    fn a_plain_container_has_none() {
+        let container = json!({
+            "name": "a", "image": "i", "imagePullPolicy": "IfNotPresent",
+            "env": [
+                {"name": "A", "value": "1"},
+                {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            ],
+            "envFrom": [],
+            "volumeMounts": [{"name": "v", "mountPath": "/v"}],
+            "lifecycle": {"preStop": {"sleep": {"seconds": 1}}},
+            "readinessProbe": {"exec": {"command": ["true"]}},
+        });
+        assert_eq!(duties(container), []);
+    }
+
+    #[test]
+    fn each_is_seen() {
+        use StartDuty::{Environment, ImagePull, LivenessProbe, PostStart, StartupProbe, SubPath};
+        let variable = |source: Value| json!({"env": [{"name": "A", "valueFrom": source}]});
+        for (part, duty) in [
+            (
+                json!({"lifecycle": {"postStart": {"sleep": {"seconds": 1}}}}),
+                PostStart,
+            ),
+            (
+                json!({"startupProbe": {"exec": {"command": ["true"]}}}),
+                StartupProbe,
+            ),
+            (
+                json!({"livenessProbe": {"exec": {"command": ["true"]}}}),
+                LivenessProbe,
+            ),
+            (json!({"imagePullPolicy": "Always"}), ImagePull),
+            (
+                json!({"envFrom": [{"secretRef": {"name": "s"}}]}),
+                Environment,
+            ),
+            (
+                variable(json!({"configMapKeyRef": {"name": "c", "key": "k"}})),
+                Environment,
+            ),
+            (
+                variable(json!({"secretKeyRef": {"name": "c", "key": "k"}})),
+                Environment,
+            ),
+            (
+                variable(json!({"resourceFieldRef": {"resource": "limits.cpu"}})),
+                Environment,
+            ),
+            (
+                variable(json!({"fieldRef": {"fieldPath": "metadata.labels['a']"}})),
+                Environment,
+            ),
+            (
+                json!({"volumeMounts": [{"name": "v", "mountPath": "/v", "subPath": "s"}]}),
+                SubPath,
+            ),
+        ] {
+            let mut container = json!({"name": "a"});
+            container
+                .as_object_mut()
+                .unwrap()
+                .extend(part.as_object().unwrap().clone());
+            assert_eq!(duties(container), [duty]);
+        }
+    }
+}

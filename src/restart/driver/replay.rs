@@ -1,0 +1,238 @@
+//! Makes and starts the next attempts of a pod's containers, as the kubelet would.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::sync::Arc;
+
+use futures::future::{join_all, try_join_all};
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, sleep};
+
+use super::Driver;
+use super::perform::LONGEST_LOOK;
+use super::places::Place;
+use crate::cri::{CriError, PodSandboxConfig};
+use crate::ids::{ContainerId, ContainerName};
+use crate::kube::{ContainerKind, RestartPolicy};
+use crate::node::now_ns;
+use crate::restart::machine::{Event, Machine, Phase};
+use crate::restart::plan::{Plan, RestartId};
+use crate::restart::replay::{Attempt, Obstacle, complete, inits_are_quick, log_link};
+
+/// What a restart is replayed from.
+#[derive(Debug)]
+pub(super) struct Replay {
+    sandbox: PodSandboxConfig,
+    attempts: BTreeMap<ContainerName, Attempt>,
+}
+
+/// Why an attempt was not started.
+#[derive(Debug, thiserror::Error)]
+enum ReplayError {
+    #[error(transparent)]
+    Cri(#[from] CriError),
+    #[error("cannot make the file for its termination message: {0}")]
+    TerminationMessage(#[from] io::Error),
+    #[error("no connection to NRI")]
+    NoGate,
+    #[error("it is no longer wanted")]
+    Unwanted,
+}
+
+impl Driver {
+    /// Learns what the old containers were made from, as soon as it is this pod's turn.
+    pub(super) async fn recover(self: Arc<Self>) {
+        let Some(plan) = self.plan() else { return };
+        let Some(turn) = self.lock().place.as_ref().map(Place::turn) else {
+            return;
+        };
+        let turn = turn.await;
+        if !self.lock().is_restart(&plan.id, Machine::may_replay) {
+            return;
+        }
+        let replay = self.replay_of(&plan).await;
+        let mut state = self.lock();
+        if !state.is_restart(&plan.id, Machine::may_replay) {
+            return;
+        }
+        let result = match replay {
+            Ok(replay) => {
+                state.replay = Some(Arc::new(replay));
+                state.turn = Some(turn);
+                Ok(())
+            }
+            Err(obstacle) => Err(obstacle.to_string()),
+        };
+        self.feed(&mut state, Event::Recovered(result));
+    }
+
+    async fn replay_of(&self, plan: &Plan) -> Result<Replay, Obstacle> {
+        let cri = &self.tools.cri;
+        let failed = |error: CriError| Obstacle::Failed(error.to_string());
+        let olds = plan.members.iter().filter_map(|it| it.old.as_ref());
+        let containers = try_join_all(olds.map(|old| cri.container_config(&old.id)));
+        let sandbox = cri.sandbox_config(&self.pod.sandbox);
+        let containers = containers.await.map_err(failed)?;
+        let is_init = |name: &ContainerName| {
+            let member = plan.member(name);
+            member.is_some_and(|member| member.kind == ContainerKind::Init)
+        };
+        let statuses = containers.iter().map(|(status, _)| status);
+        inits_are_quick(statuses.filter(|it| is_init(&it.name)), now_ns())?;
+        let attempts = containers.into_iter().map(|(status, config)| {
+            let config = complete(status.name.as_str(), config)?;
+            let attempt = Attempt::after(&status, config, random())?;
+            Ok((status.name, attempt))
+        });
+        Ok(Replay {
+            attempts: attempts.collect::<Result<_, Obstacle>>()?,
+            sandbox: complete("the sandbox", sandbox.await.map_err(failed)?)?,
+        })
+    }
+
+    /// Makes the next attempts of these containers, then starts them. Among containers that run the kubelet would see
+    /// that one waits; while all wait nothing wakes it (`generateEvents`, pkg/kubelet/pleg/generic.go).
+    pub(super) async fn replay(self: Arc<Self>, names: Vec<ContainerName>) {
+        let Some(plan) = self.plan() else { return };
+        let Some(replay) = self.lock().replay.clone() else {
+            return;
+        };
+        let _turn = self.lock().turn.take();
+        let attempts = names
+            .iter()
+            .filter_map(|name| replay.attempts.get_key_value(name));
+        let attempts: Vec<_> = attempts.collect();
+        let making = attempts
+            .iter()
+            .map(|(name, attempt)| self.make(name, attempt, &replay.sandbox));
+        let began = Instant::now();
+        let made = join_all(making).await;
+        // Nothing is released before the last of them runs: a kubelet that listed the containers before these were there
+        // has asked for the state of each by then.
+        if is_harmed_by_exits(&plan, &names) {
+            sleep(began.elapsed().min(LONGEST_LOOK)).await;
+        }
+        // Either all or none: the kubelet is to take over from what never ran.
+        let failed = attempts.iter().zip(&made);
+        let mut failed = failed.filter_map(|((name, _), made)| Some((name, made.as_ref().err()?)));
+        if let Some((name, error)) = failed.next() {
+            self.not_replayed(&plan.id, name, error);
+            made.into_iter().flatten().for_each(|id| self.sweep(id));
+            return;
+        }
+        let started = attempts.into_iter().zip(made.into_iter().flatten());
+        let started = started.map(async |((name, attempt), id)| {
+            match self.start(&plan.id, &id).await {
+                Ok(()) => {
+                    // The runtime may have told of it already.
+                    self.started(&id);
+                    self.show(name, &id, attempt, &replay.sandbox);
+                }
+                Err(error) => self.not_replayed(&plan.id, name, &error),
+            }
+        });
+        join_all(started).await;
+    }
+
+    fn not_replayed(
+        self: &Arc<Self>,
+        restart: &RestartId,
+        name: &ContainerName,
+        error: &ReplayError,
+    ) {
+        if self.is_replaying(restart) {
+            let event = Event::NotReplayed(name.clone(), error.to_string());
+            self.feed(&mut self.lock(), event);
+        }
+    }
+
+    async fn make(
+        &self,
+        name: &ContainerName,
+        attempt: &Attempt,
+        sandbox: &PodSandboxConfig,
+    ) -> Result<ContainerId, ReplayError> {
+        // Otherwise its exit could not be held.
+        if !self.tools.gate.is_there() {
+            return Err(ReplayError::NoGate);
+        }
+        if let Some(path) = &attempt.termination_message {
+            make_termination_message(path)?;
+        }
+        self.lock().creating.insert(name.clone());
+        let cri = &self.tools.cri;
+        let made = cri.create_container(&self.pod.sandbox, &attempt.config, sandbox);
+        let made = made.await;
+        self.lock().creating.remove(name);
+        Ok(made?)
+    }
+
+    async fn start(
+        self: &Arc<Self>,
+        restart: &RestartId,
+        id: &ContainerId,
+    ) -> Result<(), ReplayError> {
+        if !self.is_replaying(restart) {
+            self.sweep(id.clone());
+            return Err(ReplayError::Unwanted);
+        }
+        let started = self.tools.cri.start_container(id).await;
+        if started.is_err() {
+            self.sweep(id.clone());
+        }
+        Ok(started?)
+    }
+
+    /// Leaves the traces that people look for.
+    fn show(
+        &self,
+        name: &ContainerName,
+        id: &ContainerId,
+        attempt: &Attempt,
+        sandbox: &PodSandboxConfig,
+    ) {
+        self.tools.reporter.started(&self.pod, name);
+        let log = Path::new(&sandbox.log_directory).join(&attempt.config.log_path);
+        let key = &self.pod.key;
+        let link = log_link(&key.name, &key.namespace, name, id);
+        spawn_blocking(move || {
+            // Its directory is not there if the plugin runs in a container that does not have it.
+            if let Err(error) = symlink(&log, &link) {
+                tracing::debug!(link = %link.display(), %error, "no link to a container's log");
+            }
+        });
+    }
+
+    fn plan(&self) -> Option<Plan> {
+        let state = self.lock();
+        state.machine.as_ref().map(|machine| machine.plan().clone())
+    }
+
+    fn is_replaying(&self, restart: &RestartId) -> bool {
+        self.lock()
+            .is_restart(restart, |machine| machine.phase() == Phase::Replay)
+    }
+}
+
+/// Whether these are the last, and the kubelet would not start again what it sees exited.
+fn is_harmed_by_exits(plan: &Plan, names: &[ContainerName]) -> bool {
+    let mut members = names.iter().filter_map(|name| plan.member(name));
+    members
+        .any(|it| it.kind == ContainerKind::Regular && it.restart_policy != RestartPolicy::Always)
+}
+
+/// Writable for everybody, whatever the umask (`makeMounts`, `pkg/kubelet/kuberuntime/kuberuntime_container.go`).
+fn make_termination_message(path: &Path) -> io::Result<()> {
+    File::create_new(path)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o666))
+}
+
+fn random() -> u32 {
+    // Each hasher has keys of its own.
+    let drawn = RandomState::new().hash_one(0);
+    u32::try_from(drawn >> 32).unwrap_or_default()
+}

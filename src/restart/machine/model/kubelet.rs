@@ -1,0 +1,365 @@
+//! The kubelet: what it sees at a relist, what it makes of it, and what it starts.
+//!
+//! After `pkg/kubelet` 1.33 to 1.36: `pleg/generic.go`, `kubelet_pods.go` (`convertToAPIContainerStatuses`, `getPhase`),
+//! `status/status_manager.go` (`checkContainerStateTransition`), `kuberuntime_manager.go` (`computePodActions`).
+
+use std::collections::BTreeMap;
+
+use super::runtime::{Is, KILLED};
+use super::{Case, Job, Ms, Runtime, World};
+use crate::ids::{ContainerId, ContainerName, ExitCode};
+use crate::kube::{ContainerKind, RestartPolicy};
+use crate::restart::machine::FoundState;
+
+/// Something that was in the runtime at the last relist.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Seen {
+    id: ContainerId,
+    name: ContainerName,
+    created_at: i64,
+    state: FoundState,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Waiting,
+    Running,
+    Terminated(ExitCode),
+}
+
+/// What it reports of a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Status {
+    state: State,
+    /// The exit code in `lastState`.
+    last: Option<ExitCode>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    Pending,
+    Running,
+    Succeeded,
+    Failed,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Kubelet {
+    /// The newest of a name come first.
+    view: Vec<Seen>,
+    view_at: Ms,
+    /// The last statuses that were not refused as an illegal transition.
+    recorded: BTreeMap<ContainerName, Status>,
+    /// A regular container that is reported as terminated runs again: nothing is recorded until it ends.
+    pub(super) stale: bool,
+    synced_at: Ms,
+    wanted: bool,
+    syncing: bool,
+    /// Syncs so far: only the last one's retry counts.
+    syncs: u32,
+}
+
+impl Kubelet {
+    /// A relist. Returns whether it wakes the pod's worker.
+    fn look(&mut self, now: Ms, runtime: &Runtime) -> bool {
+        let mut view: Vec<Seen> = runtime
+            .containers
+            .iter()
+            .map(|(id, container)| Seen {
+                id: id.clone(),
+                name: container.name.clone(),
+                created_at: container.created_at,
+                state: container.seen(),
+            })
+            .collect();
+        view.sort_by_key(|seen| -seen.created_at);
+        let gone = self.view.iter().any(|old| {
+            !matches!(old.state, FoundState::Exited(_)) && view.iter().all(|new| new.id != old.id)
+        });
+        let changed = view
+            .iter()
+            .any(|new| new.state != FoundState::Created && !self.view.contains(new));
+        self.view = view;
+        self.view_at = now;
+        gone || changed
+    }
+
+    fn of<'k>(&'k self, name: &'k ContainerName) -> impl Iterator<Item = &'k Seen> {
+        self.view.iter().filter(move |seen| seen.name == *name)
+    }
+
+    fn state(&self, name: &ContainerName) -> Option<FoundState> {
+        self.of(name).next().map(|seen| seen.state)
+    }
+
+    fn is_probed(&self, case: &Case, name: &ContainerName) -> bool {
+        let ns = self.of(name).next().map_or(0, |seen| seen.created_at);
+        let age = self
+            .view_at
+            .saturating_sub(u64::try_from(ns / 1_000_000).unwrap());
+        case.probe.is_none_or(|long| age >= long)
+    }
+
+    fn status(&self, case: &Case, name: &ContainerName, kind: ContainerKind) -> Status {
+        let before = self.recorded[name];
+        let mut newest = self.of(name);
+        let Some(first) = newest.next() else {
+            let initialised = case.regulars().any(|it| self.state(it).is_some());
+            return match before.state {
+                // It used to run, and nobody knows how it ended.
+                State::Running => Status {
+                    state: State::Waiting,
+                    last: before.last.or(Some(KILLED)),
+                },
+                State::Waiting if kind == ContainerKind::Init && initialised => Status {
+                    state: State::Terminated(ExitCode::SUCCESS),
+                    ..before
+                },
+                _ => before,
+            };
+        };
+        let last = match (newest.next().map(|seen| seen.state), before.state) {
+            (Some(FoundState::Exited(code)), _) => code,
+            (Some(_), _) => None,
+            (None, _) if !case.newer_kubelet => None,
+            (None, State::Terminated(code)) if !matches!(first.state, FoundState::Exited(_)) => {
+                Some(code)
+            }
+            (None, _) => before.last,
+        };
+        let state = match first.state {
+            FoundState::Created => State::Waiting,
+            FoundState::Running => State::Running,
+            FoundState::Exited(code) => State::Terminated(code.unwrap()),
+        };
+        Status { state, last }
+    }
+
+    /// Takes note of what it sees, and says what phase the pod is in.
+    fn conclude(&mut self, case: &Case) -> Phase {
+        let mut statuses = BTreeMap::new();
+        for (name, kind) in &case.containers {
+            statuses.insert(name.clone(), self.status(case, name, *kind));
+        }
+        let phase = phase(case, &statuses);
+        let illegal = |(name, kind): &&(ContainerName, ContainerKind)| {
+            *kind != ContainerKind::Sidecar
+                && match self.recorded[name].state {
+                    State::Terminated(code) => {
+                        !case.restarts_after(code)
+                            && !matches!(statuses[name].state, State::Terminated(_))
+                    }
+                    State::Waiting | State::Running => false,
+                }
+        };
+        let illegal: Vec<_> = case.containers.iter().filter(illegal).collect();
+        self.stale = illegal
+            .iter()
+            .any(|(_, kind)| *kind == ContainerKind::Regular);
+        if illegal.is_empty() {
+            self.recorded = statuses;
+        }
+        phase
+    }
+
+    /// What to start, in this order; `None`: an init container failed for good, or nothing is left to do.
+    fn actions(&self, case: &Case) -> Option<Vec<ContainerName>> {
+        let mut up = |name| match self.state(name) {
+            Some(FoundState::Created | FoundState::Running) => true,
+            Some(FoundState::Exited(_)) | None => false,
+        };
+        let mut initialised = case.regulars().any(&mut up);
+        let mut known = initialised;
+        let mut first = Vec::new();
+        let inits: Vec<_> = case.inits().collect();
+        for (at, (name, kind)) in inits.iter().enumerate().rev() {
+            let sidecar = *kind == ContainerKind::Sidecar;
+            let Some(state) = self.state(name) else {
+                first.extend((known && sidecar).then_some(at));
+                continue;
+            };
+            if known && !sidecar {
+                continue;
+            }
+            match state {
+                FoundState::Running if !sidecar => {}
+                FoundState::Exited(Some(code)) if !sidecar && code != ExitCode::SUCCESS => {
+                    case.restarts_after(code).then(|| first.push(at))?;
+                }
+                FoundState::Exited(_) if sidecar => first.push(at),
+                FoundState::Created => first.push(at),
+                // Its startup probe has not succeeded yet.
+                FoundState::Running if sidecar && !self.is_probed(case, name) => {}
+                FoundState::Running | FoundState::Exited(_) if at + 1 == inits.len() => {
+                    initialised = true;
+                }
+                FoundState::Running | FoundState::Exited(_) => {
+                    first.extend((!known).then_some(at + 1));
+                }
+            }
+            known = true;
+        }
+        if !inits.is_empty() && !known {
+            first.push(0);
+        }
+        let mut start: Vec<ContainerName> =
+            first.iter().rev().map(|at| inits[*at].0.clone()).collect();
+        if !initialised && !inits.is_empty() {
+            return Some(start);
+        }
+        let mut keeps = false;
+        let mut regulars = Vec::new();
+        for name in case.regulars() {
+            match self.state(name) {
+                Some(FoundState::Running) => keeps = true,
+                Some(FoundState::Exited(Some(code))) if !case.restarts_after(code) => {}
+                _ => regulars.push(name.clone()),
+            }
+        }
+        let alive = keeps || !regulars.is_empty();
+        start.extend(regulars);
+        alive.then_some(start)
+    }
+}
+
+fn phase(case: &Case, statuses: &BTreeMap<ContainerName, Status>) -> Phase {
+    let (mut pending, mut waiting, mut running, mut stopped, mut succeeded) = (0, 0, 0, 0, 0);
+    for (name, kind) in &case.containers {
+        let Status { state, last } = statuses[name];
+        let failed = match state {
+            State::Terminated(code) => code != ExitCode::SUCCESS,
+            State::Waiting => last.is_some_and(|code| code != ExitCode::SUCCESS),
+            State::Running => false,
+        };
+        match (kind, state) {
+            (ContainerKind::Init, _) if failed => {
+                if case.policy == RestartPolicy::Never {
+                    return Phase::Failed;
+                }
+            }
+            (ContainerKind::Init, State::Running) => pending += 1,
+            (ContainerKind::Init, State::Waiting) => pending += i32::from(last.is_none()),
+            (_, State::Running) => running += 1,
+            (_, State::Waiting) if last.is_none() => waiting += 1,
+            (ContainerKind::Regular, State::Terminated(_)) => {
+                stopped += 1;
+                succeeded += i32::from(!failed);
+            }
+            (ContainerKind::Regular, State::Waiting) => stopped += 1,
+            (ContainerKind::Init | ContainerKind::Sidecar, _) => {}
+        }
+    }
+    match case.policy {
+        _ if pending + waiting > 0 => Phase::Pending,
+        _ if running > 0 || stopped == 0 => Phase::Running,
+        RestartPolicy::Always => Phase::Running,
+        _ if stopped == succeeded => Phase::Succeeded,
+        RestartPolicy::Never => Phase::Failed,
+        RestartPolicy::OnFailure => Phase::Running,
+    }
+}
+
+impl World {
+    /// It has seen the pod as it is, and has nothing to do.
+    pub(super) fn meet_kubelet(&mut self) {
+        let names = self.case.containers.iter().map(|(name, _)| name.clone());
+        self.kubelet.recorded = names
+            .map(|name| {
+                (
+                    name,
+                    Status {
+                        state: State::Waiting,
+                        last: None,
+                    },
+                )
+            })
+            .collect();
+        self.kubelet.look(self.now, &self.runtime);
+        self.kubelet.conclude(&self.case);
+        self.kubelet.synced_at = self.now;
+    }
+
+    pub(super) fn relist(&mut self) {
+        let woken = self.kubelet.look(self.now, &self.runtime);
+        self.kubelet.wanted |= woken;
+        self.after(1000, Job::Relist);
+        self.sync_if_wanted();
+    }
+
+    pub(super) fn wake_kubelet(&mut self, sync: Option<u32>) {
+        if sync.is_none_or(|sync| sync == self.kubelet.syncs) {
+            self.kubelet.wanted = true;
+            self.sync_if_wanted();
+        }
+    }
+
+    fn sync_if_wanted(&mut self) {
+        let kubelet = &mut self.kubelet;
+        // A worker waits for a relist that is newer than its last sync.
+        let ready = kubelet.wanted && !kubelet.syncing && kubelet.view_at > kubelet.synced_at;
+        if !ready || self.over.is_some() {
+            return;
+        }
+        kubelet.wanted = false;
+        kubelet.syncing = true;
+        let phase = kubelet.conclude(&self.case);
+        self.phase_is(phase);
+        match self.kubelet.actions(&self.case) {
+            _ if self.over.is_some() => {}
+            Some(names) => {
+                self.prune_inits();
+                let thinking = self.upto(300);
+                self.after(thinking, Job::StartAll(names, true));
+            }
+            None => self.phase_is(Phase::Failed),
+        }
+    }
+
+    /// Of an init container that has ended, the last attempt stays.
+    fn prune_inits(&mut self) {
+        let ended = |seen: &&Seen| matches!(seen.state, FoundState::Exited(_));
+        let inits = self.case.containers.iter();
+        let inits = inits.filter(|(_, kind)| *kind != ContainerKind::Regular);
+        let old: Vec<ContainerId> = inits
+            .flat_map(|(name, _)| self.kubelet.of(name).filter(ended).skip(1))
+            .map(|seen| seen.id.clone())
+            .collect();
+        for id in old {
+            self.remove(&id);
+        }
+    }
+
+    /// Goes on with a sync. `ok`: nothing has failed so far.
+    pub(super) fn start_all(&mut self, mut names: Vec<ContainerName>, ok: bool) {
+        if self.over.is_some() {
+            return;
+        }
+        if names.is_empty() {
+            return self.end_sync(ok);
+        }
+        let name = names.remove(0);
+        if self.admits(&name) {
+            self.admitted(&name);
+            let id = self.runtime.create(self.now, &name, Is::Created);
+            self.runtime.containers.get_mut(&id).unwrap().hooked = self.connected();
+            self.tell_created(&id);
+            let starting = self.upto(100);
+            self.after(starting, Job::Start(id, names, ok));
+        } else if self.case.kind_of(&name) == ContainerKind::Init {
+            self.end_sync(false);
+        } else {
+            self.after(0, Job::StartAll(names, false));
+        }
+    }
+
+    fn end_sync(&mut self, ok: bool) {
+        let kubelet = &mut self.kubelet;
+        kubelet.syncing = false;
+        kubelet.synced_at = self.now;
+        kubelet.syncs += 1;
+        let sync = kubelet.syncs;
+        let again = if ok { 60_000 } else { 10_000 };
+        let jitter = self.upto(again / 2);
+        self.after(again + jitter, Job::Wake(Some(sync)));
+    }
+}

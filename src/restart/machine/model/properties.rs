@@ -1,0 +1,182 @@
+//! What must be true of every restart.
+
+use super::case::{INIT_FAILURE, Kind, LONGEST_FAULT};
+use super::kubelet::Phase as PodPhase;
+use super::plugin::Plugin;
+use super::{Ms, World};
+use crate::ids::{ContainerName, ExitCode};
+use crate::kube::{ContainerKind, RestartPolicy};
+use crate::restart::machine::{Effect, Machine, Outcome, Phase};
+use crate::restart::plan::{Member, Old, Plan, Starter, Way};
+
+/// How long a pod that is over is watched: for longer than any fault lasts.
+const AFTERMATH: Ms = LONGEST_FAULT + 1_000;
+
+impl World {
+    /// What the kubelet thinks of the pod.
+    pub(super) fn phase_is(&mut self, phase: PodPhase) {
+        if matches!(phase, PodPhase::Pending | PodPhase::Running) {
+            return;
+        }
+        let never = self.case.policy == RestartPolicy::Never;
+        let failed = self
+            .runtime
+            .runs
+            .iter()
+            .any(|run| run.end == Some(INIT_FAILURE));
+        let its_own_doing = self.excused || self.decisions.is_empty() || (never && failed);
+        self.demand(its_own_doing, || format!("the pod is not {phase:?}"));
+        self.ends(false);
+    }
+
+    /// Looks at what the machine wants done.
+    pub(super) fn judge(&mut self, effect: &Effect) {
+        match effect {
+            Effect::Announce(restarting) => self.told = *restarting,
+            Effect::Kill(_) => {
+                let whole = self.machine().is_some_and(|it| it.plan().is_whole_pod());
+                let told = self.told || !whole;
+                self.demand(told, || "nothing is killed unannounced".into());
+            }
+            // At the end of `Down`, of which the disk knows only after it.
+            Effect::Release(_) if self.marked() && !self.is_shielded() => self.excuse_unshielded(),
+            Effect::Finish(Outcome::Unshielded) => self.excuse_unshielded(),
+            _ => {}
+        }
+    }
+
+    fn excuse_unshielded(&mut self) {
+        let slow = !self.died.is_empty() || self.case.delays(Kind::Make);
+        self.demand(slow, || "nothing is released unshielded".into());
+        self.excused = true;
+    }
+
+    pub(super) fn is_shielded(&self) -> bool {
+        let plan = self.decisions.last().unwrap();
+        let there = |old: &Old| self.runtime.containers.contains_key(&old.id);
+        let members = plan
+            .members
+            .iter()
+            .filter(|it| it.old.as_ref().is_some_and(there));
+        let shields = members.map(|it| usize::from(it.placeholders)).sum();
+        let known = self.machine().map_or(0, |it| it.leftovers().len());
+        let standing = self.runtime.placeholders().min(known);
+        let replays = self
+            .machine()
+            .is_some_and(|it| it.plan().starter == Starter::Plugin);
+        self.over.is_some() || replays || plan.way == Way::Kept || standing >= shields
+    }
+
+    /// The gate has let this one pass, if there is one.
+    pub(super) fn admitted(&mut self, name: &ContainerName) {
+        // With the gate open, the kubelet may start what a placeholder hides from it.
+        let alone = !self.connected() || !self.runtime.runs(name);
+        self.demand(alone, || format!("{name} runs once at a time"));
+        let under_way = |it: &&Machine| self.connected() && it.phase() != Phase::Over;
+        let machine = self.machine().filter(under_way);
+        let Some(plan) = machine
+            .map(Machine::plan)
+            .filter(|it| it.member(name).is_some())
+        else {
+            return;
+        };
+        // One that comes back may decide on a list from before the last start.
+        let stale: Ms = if self.died.is_empty() { 0 } else { 1000 };
+        let since = plan.decided_at_ms;
+        let due = self.now >= since + plan.back_off_ms;
+        let keeps_order = plan.ordered && plan.is_whole_pod() && plan.way != Way::Shielded;
+        let ran = |other: &ContainerName, kind| {
+            let mut runs = self.runtime.runs.iter();
+            let last = runs.rfind(|run| run.name == *other && run.at + stale >= since);
+            let completed = |end: Option<ExitCode>| {
+                kind == ContainerKind::Sidecar || end == Some(ExitCode::SUCCESS)
+            };
+            last.is_some_and(|run| completed(run.end))
+        };
+        let turn = !keeps_order || {
+            let mut before = self.case.inits().take_while(|it| it.0 != *name);
+            before.all(|(other, kind)| ran(other, *kind))
+        };
+        self.demand(due, || format!("{name} waits until the back-off is over"));
+        let probed = |(other, kind): &(ContainerName, ContainerKind)| {
+            let mut runs = self.runtime.runs.iter();
+            let last = runs.rfind(|run| run.name == *other);
+            let since = last.map_or(0, |run| run.at);
+            // The model counts from its creation, which is up to 100 ms before its start.
+            let passed = |long| self.now + 100 >= since + long;
+            *kind != ContainerKind::Sidecar || self.case.probe.is_none_or(passed)
+        };
+        let regular = self.case.kind_of(name) == ContainerKind::Regular;
+        let waits = regular && keeps_order && self.plain;
+        let ready = !waits || self.case.inits().all(probed);
+        self.demand(ready, || format!("{name} waits for startup probes"));
+        self.demand(turn, || format!("{name} waits for its turn"));
+    }
+
+    /// Whether nothing will happen any more.
+    pub(super) fn is_quiet(&self) -> bool {
+        if let Some(over) = self.over {
+            return self.now > over + AFTERMATH;
+        }
+        self.plugin.as_ref().is_some_and(Plugin::is_idle)
+            && self
+                .agenda
+                .values()
+                .all(|job| job.is_routine() || job.epoch().is_some_and(|it| it != self.epoch))
+            && self.runtime.hooks.is_empty()
+            && self.all_run()
+    }
+
+    pub(super) fn all_run(&self) -> bool {
+        // A plugin that comes back late leaves alone what has completed.
+        let ran = |member: &Member| {
+            self.died.is_empty() || member.old.as_ref().is_none_or(|old| old.exit.is_none())
+        };
+        let restarted = |plan: &Plan, name: &ContainerName| plan.member(name).is_some_and(ran);
+        let expected = |name: &ContainerName| {
+            self.case.kind_of(name) != ContainerKind::Init
+                && self
+                    .decisions
+                    .last()
+                    .is_some_and(|plan| restarted(plan, name))
+        };
+        let lenient = self.excused && self.case.policy != RestartPolicy::Always;
+        let mut containers = self.case.containers.iter();
+        lenient || containers.all(|(name, _)| !expected(name) || self.runtime.runs(name))
+    }
+
+    pub(super) fn look_back(&mut self) {
+        if !self.lost && self.plugin.is_some() {
+            let nothing = self.runtime.placeholders() == 0 && self.runtime.hooks.is_empty();
+            self.demand(nothing, || "nothing is left".into());
+            let silent = !self.condition && self.record.is_none();
+            self.demand(silent, || "nobody is told of a restart that is over".into());
+        }
+        if self.over.is_none() && self.plain {
+            let plans = self.decisions.len() <= 1;
+            self.demand(plans, || "one exit makes one restart".into());
+            let starts = |since: Ms, member: &Member| {
+                let old = member.old.as_ref().map(|old| &old.id);
+                let runs = self
+                    .runtime
+                    .runs
+                    .iter()
+                    .filter(|run| run.name == member.name);
+                runs.filter(|run| run.at >= since && Some(&run.id) != old)
+                    .count()
+            };
+            let mut plans = self.decisions.iter();
+            let once = plans.all(|plan| {
+                let since = plan.decided_at_ms;
+                plan.members.iter().all(|it| starts(since, it) == 1)
+            });
+            self.demand(once, || "each container starts once".into());
+        }
+    }
+
+    pub(super) fn demand(&mut self, truth: bool, what: impl FnOnce() -> String) {
+        if !truth && self.wrong.is_none() {
+            self.wrong = Some(format!("at {}: {}", self.now, what()));
+        }
+    }
+}

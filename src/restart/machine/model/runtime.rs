@@ -1,0 +1,292 @@
+//! The runtime: containers, the hooks that keep their exits from being seen, and calls that take their time.
+
+use std::collections::BTreeMap;
+
+use super::case::Kind;
+use super::plugin::{Plugin, Round};
+use super::{Call, Job, Ms, World};
+use crate::exit_hold;
+use crate::ids::{ContainerId, ContainerName, ExitCode};
+use crate::kube::ContainerKind;
+use crate::policy::Action;
+use crate::restart::machine::{Event, FoundState, Machine, Phase};
+
+pub(super) const KILLED: ExitCode = ExitCode(137);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Is {
+    Created,
+    Running,
+    /// Its processes are gone and its hook runs: whoever asks is told that it runs.
+    Stopped(ExitCode),
+    Exited(ExitCode),
+}
+
+#[derive(Debug)]
+pub(super) struct Container {
+    pub(super) name: ContainerName,
+    pub(super) placeholder: bool,
+    pub(super) hooked: bool,
+    pub(super) created_at: i64,
+    pub(super) is: Is,
+}
+
+impl Container {
+    pub(super) fn seen(&self) -> FoundState {
+        match self.is {
+            Is::Created => FoundState::Created,
+            Is::Running | Is::Stopped(_) => FoundState::Running,
+            Is::Exited(code) => FoundState::Exited(Some(code)),
+        }
+    }
+}
+
+/// That a container ran.
+#[derive(Debug)]
+pub(super) struct Run {
+    pub(super) name: ContainerName,
+    pub(super) id: ContainerId,
+    pub(super) at: Ms,
+    pub(super) end: Option<ExitCode>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Runtime {
+    pub(super) containers: BTreeMap<ContainerId, Container>,
+    pub(super) runs: Vec<Run>,
+    /// Hooks that wait.
+    pub(super) hooks: Vec<ContainerId>,
+    /// When each began.
+    pub(super) knocked: BTreeMap<ContainerId, Ms>,
+    made: i64,
+}
+
+impl Runtime {
+    pub(super) fn create(&mut self, now: Ms, name: &ContainerName, is: Is) -> ContainerId {
+        self.made += 1;
+        let id: ContainerId = format!("{name}-{}", self.made).into();
+        let container = Container {
+            name: name.clone(),
+            placeholder: false,
+            hooked: true,
+            created_at: i64::try_from(now).unwrap() * 1_000_000 + self.made,
+            is,
+        };
+        self.containers.insert(id.clone(), container);
+        id
+    }
+
+    pub(super) fn runs(&self, name: &ContainerName) -> bool {
+        let mut containers = self.containers.values();
+        containers.any(|it| it.name == *name && it.is == Is::Running)
+    }
+
+    pub(super) fn placeholders(&self) -> usize {
+        self.containers.values().filter(|it| it.placeholder).count()
+    }
+}
+
+impl World {
+    pub(super) fn start(&mut self, id: &ContainerId) {
+        let Some(container) = self.runtime.containers.get(id) else {
+            return;
+        };
+        let name = container.name.clone();
+        self.runtime.containers.get_mut(id).unwrap().is = Is::Running;
+        self.runtime.runs.push(Run {
+            name: name.clone(),
+            id: id.clone(),
+            at: self.now,
+            end: None,
+        });
+        if let Some((after, code)) = self.life_of(&name) {
+            self.after(after, Job::Exit(id.clone(), code));
+        }
+        if let Some(long) = self.case.probe
+            && self.case.kind_of(&name) == ContainerKind::Sidecar
+        {
+            self.after(long, Job::Wake(None));
+        }
+        self.tell_started(id);
+    }
+
+    /// How long a container that has just started runs, if it ends by itself.
+    fn life_of(&mut self, name: &ContainerName) -> Option<(Ms, ExitCode)> {
+        let trigger = *name == self.case.trigger_name();
+        if let Some(after) = self.case.again.filter(|_| trigger) {
+            self.case.again = None;
+            return Some((after, self.case.code));
+        }
+        if self.case.kind_of(name) != ContainerKind::Init {
+            return None;
+        }
+        let failure = self.case.init_fails.take();
+        Some((20 + self.upto(2000), failure.unwrap_or(ExitCode::SUCCESS)))
+    }
+
+    pub(super) fn exit(&mut self, id: &ContainerId, code: ExitCode) {
+        let Some(container) = self.runtime.containers.get_mut(id) else {
+            return;
+        };
+        if container.is != Is::Running {
+            return;
+        }
+        let hooked = container.hooked;
+        container.is = Is::Stopped(code);
+        let run = self.runtime.runs.iter_mut().find(|run| run.id == *id);
+        if let Some(run) = run {
+            run.end = Some(code);
+        }
+        // Without the trigger, or by a restart of one container, the pod would be over.
+        let own = code != self.case.code && code != KILLED;
+        let last = !self.case.regulars().any(|name| self.runtime.runs(name));
+        self.excused |= own && (last || self.case.action == Action::Restart);
+        let (early, late) = (self.upto(300), self.upto(300));
+        self.after(early, Job::ExitNews(id.clone(), code));
+        if hooked {
+            self.after(late, Job::Knock(id.clone()));
+        } else {
+            // With a grace period, shields wait for the ends.
+            self.excused |= code != KILLED || self.case.grace > 0;
+            self.after(0, Job::Appear(id.clone()));
+        }
+    }
+
+    /// A hook begins to wait, if there is something to wait for.
+    pub(super) fn hook_starts(&mut self, id: &ContainerId) {
+        self.runtime.knocked.insert(id.clone(), self.now);
+        let waits = if self.listening() {
+            self.knock(id)
+        } else {
+            self.marked()
+        };
+        if waits {
+            self.runtime.hooks.push(id.clone());
+            let limit = u64::try_from(exit_hold::LIMIT.as_millis()).unwrap();
+            self.after(limit, Job::HookGivesUp(id.clone()));
+        } else {
+            // Nobody was there who could have held it.
+            self.excused |= !self.listening();
+            self.after(0, Job::Appear(id.clone()));
+        }
+    }
+
+    pub(super) fn hook_gives_up(&mut self, id: &ContainerId) {
+        if let Some(at) = self.runtime.hooks.iter().position(|it| it == id) {
+            let late = !self.died.is_empty() || self.case.delays(Kind::Make);
+            self.demand(late, || format!("{id} is let go in time"));
+            self.excused = true;
+            self.runtime.hooks.swap_remove(at);
+            self.let_go(id);
+            self.after(0, Job::Appear(id.clone()));
+        }
+    }
+
+    /// The hooks that the plugin has let go return.
+    pub(super) fn settle_hooks(&mut self) {
+        if !self.listening() {
+            return;
+        }
+        for id in std::mem::take(&mut self.runtime.hooks) {
+            if self.is_held(&id) {
+                self.runtime.hooks.push(id);
+            } else {
+                let processing = self.upto(50);
+                self.after(processing, Job::Appear(id));
+            }
+        }
+    }
+
+    /// The exit can be seen.
+    pub(super) fn appear(&mut self, id: &ContainerId) {
+        if let Some(container) = self.runtime.containers.get_mut(id)
+            && let Is::Stopped(code) = container.is
+        {
+            container.is = Is::Exited(code);
+            self.answer_kill(Event::Exited(id.clone()), id);
+        }
+    }
+
+    pub(super) fn remove(&mut self, id: &ContainerId) {
+        self.runtime.containers.remove(id);
+        if self.connected() {
+            self.removed(id);
+        }
+    }
+
+    /// Container GC: of each name the newest dead one stays. Placeholders have names of their own.
+    pub(super) fn collect(&mut self) {
+        let containers = self
+            .runtime
+            .containers
+            .iter()
+            .filter(|(_, it)| !it.placeholder);
+        let mut dead: Vec<_> = containers
+            .filter(|(_, it)| matches!(it.is, Is::Created | Is::Exited(_)))
+            .map(|(id, it)| (it.name.clone(), -it.created_at, id.clone()))
+            .collect();
+        dead.sort();
+        for pair in dead.windows(2).filter(|pair| pair[0].0 == pair[1].0) {
+            self.remove(&pair[1].2);
+        }
+        self.after(60_000, Job::Collect);
+    }
+
+    /// The plugin starts what it has made, if that is still wanted.
+    pub(super) fn start_replayed(&mut self, id: &ContainerId, round: &Round) {
+        let Some(container) = self.runtime.containers.get(id) else {
+            return;
+        };
+        let name = container.name.clone();
+        let wanted = self.plugin.as_ref().and_then(Plugin::round).as_ref() == Some(round);
+        if wanted && self.machine().map(Machine::phase) == Some(Phase::Replay) {
+            self.admitted(&name);
+            self.start(id);
+        } else {
+            self.sweep(id.clone());
+        }
+    }
+
+    /// A call takes effect. What comes back is for the plugin that made it.
+    pub(super) fn carry_out_call(&mut self, call: Call) {
+        if self.fails(&call) {
+            return self.after(100, Job::Retry(self.epoch, call));
+        }
+        match call {
+            Call::Kill(id) => match self.runtime.containers.get(&id).map(|it| it.is) {
+                None => self.answer_kill(Event::Gone(id.clone()), &id),
+                Some(Is::Exited(_)) => self.answer_kill(Event::Exited(id.clone()), &id),
+                // The runtime stops nothing that it has not started, and starts it then.
+                Some(Is::Created) => self.after(100, Job::Call(self.epoch, Call::Kill(id))),
+                Some(_) => self.exit(&id, KILLED),
+            },
+            Call::Make(name, like, round) => {
+                if !self.runtime.containers.contains_key(&like) {
+                    return self.feed(Event::Gone(like));
+                }
+                let id = self.runtime.create(self.now, &name, Is::Created);
+                self.runtime.containers.get_mut(&id).unwrap().placeholder = true;
+                self.tell_created(&id);
+                let answering = self.upto(20);
+                self.after(answering, Job::Made(self.epoch, name, id, round));
+            }
+            Call::Replay(name, round) => {
+                let id = self.runtime.create(self.now, &name, Is::Created);
+                self.tell_created(&id);
+                let starting = self.upto(100);
+                self.after(starting, Job::Replayed(self.epoch, id, round));
+            }
+            Call::Remove(id) => {
+                let there = self.runtime.containers.get(&id);
+                if there.is_some_and(|it| it.seen() == FoundState::Running) {
+                    // The runtime stops it by force, and removes it when its exit has been processed.
+                    self.exit(&id, KILLED);
+                    self.after(100, Job::Call(self.epoch, Call::Remove(id)));
+                } else {
+                    self.remove(&id);
+                    self.swept(&id);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! Start by replay: everything is started anew while the exits are held, and the kubelet sees all of it at once.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use super::Machine;
+use super::progress::{NewState, OldState, Progress};
+use super::terms::{
+    Effect, FALLBACK_TIME, IN_FLIGHT_LIMIT, Outcome, Phase, REST_OF_HOLD, UP_LIMIT,
+};
+use crate::ids::{ContainerId, ContainerName, ExitCode};
+use crate::kube::ContainerKind;
+use crate::restart::plan::{Member, Starter};
+
+/// How long it may take.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum Time {
+    /// Until the kubelet must be left to start what does not run.
+    #[default]
+    Planned,
+    /// For as long as the exits can be held.
+    WholeHold,
+    /// For as long as the runtime may take for its calls, whatever is seen by then.
+    BeyondHold,
+}
+
+/// How far it is.
+#[derive(Debug, Default)]
+pub(super) struct Replay {
+    /// The configurations are there.
+    recovered: bool,
+    /// The containers of which an attempt was asked for.
+    asked: BTreeSet<ContainerName>,
+    /// The old containers may be seen to have exited: an init container takes its time.
+    pub(super) released: bool,
+    /// Whether it goes on when its time is up.
+    time: Time,
+    /// Why it has failed.
+    pub(super) failure: Option<String>,
+}
+
+impl Machine {
+    pub(super) fn replays(&self) -> bool {
+        self.plan.starter == Starter::Plugin
+    }
+
+    /// Whether it is replayed, or still can be.
+    #[must_use]
+    pub fn may_replay(&self) -> bool {
+        self.replays() && matches!(self.phase, Phase::Down | Phase::Replay)
+    }
+
+    /// When the kubelet must be left to start what does not run by then.
+    pub(super) fn replay_until(&self) -> Option<Instant> {
+        let at = self.deadline.checked_sub(FALLBACK_TIME);
+        at.filter(|_| self.may_replay())
+    }
+
+    pub(super) fn recovered(&mut self, result: Result<(), String>) -> Vec<Effect> {
+        match result {
+            Ok(()) => self.replay.recovered = true,
+            Err(why) if self.replays() && self.phase == Phase::Down => {
+                return self.leave_to_kubelet(why);
+            }
+            Err(_) => {}
+        }
+        Vec::new()
+    }
+
+    /// Nothing has been started yet.
+    fn leave_to_kubelet(&mut self, why: String) -> Vec<Effect> {
+        self.plan.starter = Starter::Kubelet(why);
+        let mut effects = vec![Effect::Save];
+        effects.extend(self.shields_wanted());
+        effects
+    }
+
+    pub(super) fn step_before_replay(&mut self, now: Instant, effects: &mut Vec<Effect>) -> bool {
+        if self.is_late_for_replay(now) {
+            effects.extend(self.leave_to_kubelet("it took too long".into()));
+            return true;
+        }
+        // One that is gone leaves nothing to make another one from, one that was seen to exit is acted on.
+        let seen = |old: Option<OldState>| matches!(old, Some(OldState::Exited | OldState::Gone));
+        let escaped = self
+            .members()
+            .find(|(member, it)| member.was_running() && seen(it.old))
+            .map(|(member, _)| format!("the exit of {} was not held", member.name));
+        if let Some(why) = escaped {
+            effects.extend(self.leave_to_kubelet(why));
+            return true;
+        }
+        let ready = self.replay.recovered && self.killed && self.all_down();
+        if ready {
+            effects.extend(self.announce_down());
+            self.enter(Phase::Replay, now, effects);
+        }
+        ready
+    }
+
+    pub(super) fn step_replay(&mut self, now: Instant, effects: &mut Vec<Effect>) -> bool {
+        let late = self.is_late_for_replay(now);
+        let failed = (0..self.progress.len()).find(|&index| self.init_has_failed(index));
+        if self.outcome(false) == Some(Outcome::InitFailed) {
+            effects.extend(self.finish(Outcome::InitFailed));
+        } else if let Some(index) = failed {
+            // With its back-off, and in its own time.
+            let why = format!("{} failed", self.plan.members[index].name);
+            effects.extend(self.hand_over(why));
+        } else if let Some(why) = self.replay.failure.take() {
+            effects.extend(self.hand_over(why));
+        } else if late && self.last_init_runs() && !self.replay.released {
+            // The kubelet sees it run and waits for it, under every policy.
+            self.replay.released = true;
+            self.deadline = now + UP_LIMIT;
+            effects.push(Effect::Release(self.olds()));
+            // When it has ended, the kubelet may look before any of the others has started.
+            let mut shields = self.shields_wanted();
+            shields.truncate(1);
+            effects.extend(shields);
+        } else if late && self.may_go_on() {
+            // On a busy node to begin anew would only take longer.
+            effects.extend(self.prolong(now));
+        } else if late {
+            effects.extend(self.hand_over("it took too long".into()));
+        } else if (0..self.progress.len()).all(|index| self.has_begun(index)) {
+            effects.extend(self.finish(Outcome::Completed));
+        } else {
+            let turns = (0..self.progress.len()).filter(|&index| self.is_turn_of(index));
+            let names = turns.map(|index| self.plan.members[index].name.clone());
+            let mut names: Vec<ContainerName> = names.collect();
+            names.retain(|name| self.replay.asked.insert(name.clone()));
+            if !names.is_empty() {
+                effects.push(Effect::Replay(names));
+            }
+        }
+        false
+    }
+
+    fn may_go_on(&self) -> bool {
+        let mut inits = self.inits();
+        // A completed init container must not be seen waiting: the kubelet would drop the pod's status, shields and all
+        // (`checkContainerStateTransition`).
+        let init_waits = inits.any(|(member, it)| {
+            self.replay.asked.contains(&member.name) && it.new == NewState::None
+        });
+        self.is_in_flight() && !init_waits && self.replay.time != Time::BeyondHold
+    }
+
+    fn prolong(&mut self, now: Instant) -> Vec<Effect> {
+        let (time, limit, shields) = match self.replay.time {
+            Time::Planned => (Time::WholeHold, REST_OF_HOLD, Vec::new()),
+            Time::WholeHold | Time::BeyondHold => {
+                let shields = self.shields_beyond_hold();
+                (Time::BeyondHold, IN_FLIGHT_LIMIT, shields)
+            }
+        };
+        self.replay.time = time;
+        self.deadline = now + limit + FALLBACK_TIME;
+        shields
+    }
+
+    /// For what is not even created. An attempt that is shields the one before it, and a placeholder that is newer would
+    /// hide it when it runs.
+    fn shields_beyond_hold(&self) -> Vec<Effect> {
+        let is_made = |effect: &Effect| matches!(effect, Effect::MakePlaceholder(name, _) if self.replay.asked.contains(name));
+        let mut shields = self.shields_wanted();
+        shields.retain(|effect| !is_made(effect));
+        shields
+    }
+
+    /// Whether the exits are seen soon and a container that is not started yet must be shielded.
+    pub(super) fn shields_unstarted(&self, index: usize) -> bool {
+        let seen = self.replay.time == Time::BeyondHold || self.replay.released;
+        seen && self.progress[index].new == NewState::None
+    }
+
+    /// Whether attempts were asked for that have not started yet.
+    fn is_in_flight(&self) -> bool {
+        let mut asked = self
+            .members()
+            .filter(|(member, _)| self.replay.asked.contains(&member.name));
+        asked.any(|(_, it)| it.new == NewState::None)
+    }
+
+    fn inits(&self) -> impl DoubleEndedIterator<Item = (&Member, &Progress)> {
+        let members = self.members();
+        members.filter(|(member, _)| member.kind == ContainerKind::Init)
+    }
+
+    /// Whether a new attempt of the last init container runs. The kubelet looks at that one first.
+    fn last_init_runs(&self) -> bool {
+        let last = self.inits().next_back();
+        last.is_some_and(|(_, it)| matches!(it.new, NewState::Running(_)))
+    }
+
+    /// The new attempts of init containers, whose exits are held while it goes on.
+    pub(super) fn replayed_inits(&self) -> Vec<ContainerId> {
+        let ids = self.inits().filter_map(|(_, it)| match &it.new {
+            NewState::None => None,
+            NewState::Running(id) | NewState::Ended(id, _) => Some(id.clone()),
+        });
+        ids.filter(|_| self.replays()).collect()
+    }
+
+    fn is_late_for_replay(&self, now: Instant) -> bool {
+        self.replay_until().is_some_and(|until| now >= until)
+    }
+
+    /// Whether nothing is left to do for a container.
+    fn has_begun(&self, index: usize) -> bool {
+        match self.plan.members[index].kind {
+            ContainerKind::Init => self.passed(index),
+            ContainerKind::Sidecar | ContainerKind::Regular => {
+                self.progress[index].new != NewState::None
+            }
+        }
+    }
+
+    fn init_has_failed(&self, index: usize) -> bool {
+        let ended = match self.progress[index].new {
+            NewState::Ended(_, code) => code,
+            NewState::None | NewState::Running(_) => None,
+        };
+        let init = self.plan.members[index].kind == ContainerKind::Init;
+        init && ended.is_some_and(|code| code != ExitCode::SUCCESS)
+    }
+
+    /// Init containers that were replayed and ended again when the kubelet was to start them itself: seen to have been
+    /// killed they would fail a Never pod (`getPhase`), and seen to wait they would have its status dropped, because they
+    /// had completed (`checkContainerStateTransition`). So they go before they can be seen: the removal waits for the
+    /// release and follows it within milliseconds.
+    pub(super) fn removals_of_replayed_inits(&self) -> Vec<Effect> {
+        let members = self.plan.members.iter().enumerate();
+        let inits = members.filter(|(_, it)| {
+            it.kind == ContainerKind::Init && it.was_running() && it.name != self.plan.guard
+        });
+        inits
+            .flat_map(|(index, _)| self.removals_of(index))
+            .collect()
+    }
+
+    /// What runs by now is ended again: whatever the kubelet sees must be something that it can go on from.
+    pub(super) fn hand_over(&mut self, why: String) -> Vec<Effect> {
+        self.phase = Phase::Over;
+        vec![Effect::HandOver(why)]
+    }
+}

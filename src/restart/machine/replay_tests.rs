@@ -1,0 +1,141 @@
+//! The machine in a replay, and how it leaves one.
+
+use super::tests::{FULL, PLAIN, World};
+use super::*;
+use crate::kube::RestartPolicy;
+use crate::restart::plan::tests::{Shape, circumstances};
+
+fn replay(policy: RestartPolicy, shape: Shape<'_>) -> World {
+    let mut plan = circumstances(Some(policy), shape, "a", 42).restart_all();
+    plan.starter = Starter::Plugin;
+    World::begin(plan)
+}
+
+/// What was asked to be replayed, in turns.
+fn turns(world: &World) -> Vec<Vec<&str>> {
+    let turns = world.log.iter().filter_map(|effect| match effect {
+        Effect::Replay(names) => Some(names.iter().map(ContainerName::as_str).collect()),
+        _ => None,
+    });
+    turns.collect()
+}
+
+fn makes_placeholders(world: &World) -> bool {
+    let mut log = world.log.iter();
+    log.any(|effect| matches!(effect, Effect::MakePlaceholder(..)))
+}
+
+/// All old containers are down, and the configurations are there.
+fn reach_replay(world: &mut World) {
+    while world.machine.phase() == Phase::Down {
+        let event = world.pending.pop_front().expect("it gets there");
+        world.handle(event);
+    }
+    assert_eq!(world.machine.phase(), Phase::Replay);
+}
+
+#[test]
+fn nothing_is_seen_before_everything_runs_again() {
+    for policy in [
+        RestartPolicy::Never,
+        RestartPolicy::OnFailure,
+        RestartPolicy::Always,
+    ] {
+        let mut world = replay(policy, FULL);
+        reach_replay(&mut world);
+        assert_eq!(world.attempt("i"), Verdict::NotYet);
+        world.settle();
+        assert!(world.machine.holds_replayed(&"i".into()));
+        assert!(!world.machine.holds_replayed(&"a".into()));
+        assert_eq!(turns(&world), [vec!["i"]]);
+        assert!(world.released.is_empty());
+        world.end("i", 0);
+        world.settle();
+        assert_eq!(turns(&world), [vec!["i"], vec!["s"], vec!["a", "b"]]);
+        assert_eq!(world.finished, Some(Outcome::Completed));
+        let seen = ["a-0", "b-0", "i-0", "i-1", "s-0"].map(ContainerId::from);
+        assert_eq!(world.released, seen.into());
+        assert!(!makes_placeholders(&world));
+    }
+}
+
+#[test]
+fn what_cannot_be_replayed_is_shielded_for_the_kubelet() {
+    let mut world = replay(RestartPolicy::Never, PLAIN);
+    assert!(!makes_placeholders(&world));
+    world.handle(Event::Recovered(Err("it is not known".into())));
+    assert!(makes_placeholders(&world));
+    world
+        .pending
+        .retain(|event| *event != Event::Recovered(Ok(())));
+    world.settle();
+    assert_eq!(turns(&world), Vec::<Vec<&str>>::new());
+    assert_eq!(world.machine.phase(), Phase::Up);
+    let why = Starter::Kubelet("it is not known".into());
+    assert_eq!(world.machine.plan().starter, why);
+}
+
+#[test]
+fn a_replay_that_fails_is_handed_over() {
+    let mut world = replay(RestartPolicy::Never, PLAIN);
+    reach_replay(&mut world);
+    world.handle(Event::NotReplayed("b".into(), "no".into()));
+    assert_eq!(world.handed_over.as_deref(), Some("b: no"));
+    assert!(world.released.is_empty());
+}
+
+#[test]
+fn one_that_is_not_down_in_time_is_left_to_the_kubelet_while_there_is_time_for_shields() {
+    let mut world = replay(RestartPolicy::Never, PLAIN);
+    world.handle(Event::Recovered(Ok(())));
+    world.now += DOWN_LIMIT.saturating_sub(FALLBACK_TIME);
+    world.handle(Event::Tick);
+    assert!(makes_placeholders(&world));
+    assert!(world.released.is_empty());
+}
+
+#[test]
+fn an_init_container_that_fails_fails_a_never_pod_and_is_the_kubelets_otherwise() {
+    for policy in [RestartPolicy::Never, RestartPolicy::Always] {
+        let mut world = replay(policy, FULL);
+        reach_replay(&mut world);
+        world.settle();
+        world.end("i", 3);
+        if policy == RestartPolicy::Never {
+            assert_eq!(world.finished, Some(Outcome::InitFailed));
+            assert!(world.released.contains(&"i-1".into()));
+        } else {
+            assert_eq!(world.handed_over.as_deref(), Some("i failed"));
+        }
+    }
+}
+
+#[test]
+fn the_last_init_container_may_outlast_the_hold() {
+    let mut world = replay(RestartPolicy::Never, FULL);
+    reach_replay(&mut world);
+    world.settle();
+    world.now += DOWN_LIMIT;
+    world.handle(Event::Tick);
+    assert!(world.released.contains(&"a-0".into()));
+    assert!(!world.machine.holds(&"a-0".into()));
+    assert!(world.machine.holds_replayed(&"i".into()));
+    assert_eq!((world.finished, &world.handed_over), (None, &None));
+    world.end("i", 0);
+    world.settle();
+    assert_eq!(world.finished, Some(Outcome::Completed));
+}
+
+#[test]
+fn a_plugin_that_comes_back_leaves_the_rest_to_the_kubelet() {
+    let mut plan = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42).restart_all();
+    plan.starter = Starter::Plugin;
+    for (elapsed, over) in [(1, false), (20, true)] {
+        let elapsed = Duration::from_secs(elapsed);
+        let now = Instant::now();
+        let (_, effects) = Machine::resume(plan.clone(), Phase::Replay, &[], elapsed, now);
+        let handed = effects.iter().any(|it| matches!(it, Effect::HandOver(_)));
+        // What the kubelet has started meanwhile stays.
+        assert_eq!(handed, !over);
+    }
+}

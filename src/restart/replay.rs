@@ -1,0 +1,529 @@
+//! Start by replay: the plugin makes the next attempt of each container from the very configuration that the kubelet
+//! gave the runtime for the last one. What may be replayed, and what the next attempt is made from; no I/O.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::plan::Member;
+use crate::cri::{ContainerConfig, ContainerStatus, LinuxContainerResources, Recovered};
+use crate::ids::{ContainerId, ContainerName};
+use crate::kube::{ContainerKind, PodSpec, StartDuty};
+use crate::policy::Start;
+
+/// The kubelet's annotation with the number of restarts (`pkg/kubelet/kuberuntime/labels.go`).
+const RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
+/// The kubelet's annotation with the path of the termination message in the container.
+const TERMINATION_MESSAGE_PATH: &str = "io.kubernetes.container.terminationMessagePath";
+/// The kubelet's label with the pod's UID (`pkg/kubelet/types/labels.go`).
+const POD_UID: &str = "io.kubernetes.pod.uid";
+/// Where a node's log collectors look (`legacyContainerLogsDir`, `pkg/kubelet/kuberuntime/legacy.go`).
+const LOG_LINKS: &str = "/var/log/containers";
+/// The longest name of a file (`ext4MaxFileNameLen`, the same file).
+const LONGEST_NAME: usize = 255;
+/// While exits are held, the kubelet takes dead containers for living ones, and the hold ends: init containers that
+/// took longer last time are left to it.
+const INITS_LIMIT: Duration = Duration::from_millis(2500);
+
+/// Why the kubelet starts the containers and not the plugin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Obstacle {
+    /// The pod, or the plugin's configuration, wants it so.
+    Asked,
+    /// Nobody has told the pod's spec.
+    NoSpec,
+    /// Containers may not start yet.
+    BackOff,
+    /// Containers have time to stop, which the hold may not outlast.
+    GracePeriod,
+    /// The runtime does not ask before it creates a container.
+    NoGate,
+    /// Too many other pods are replayed.
+    Busy,
+    /// The exit of this container cannot be held.
+    NotHeld(ContainerName),
+    /// This container has no attempt to make another one like.
+    NeverCreated(ContainerName),
+    /// This container had ended for good. While it runs again the kubelet reports nothing of the pod, and remembers
+    /// what runs now as running: when everything is cleared away for a later restart, it would take the pod for failed.
+    Completed(ContainerName),
+    /// The kubelet does more for this container.
+    Duty(ContainerName, StartDuty),
+    /// The runtime does not tell what this container, or the sandbox, was made from.
+    NotTold(String),
+    /// What the runtime tells cannot be read to its end.
+    Lost(String, Vec<String>),
+    /// This container's resources have changed since it was made.
+    Resized(ContainerName),
+    /// The init containers took that long last time.
+    SlowInits(Duration),
+    /// The runtime did not answer.
+    Failed(String),
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Asked => write!(f, "start: Kubelet"),
+            Self::NoSpec => write!(f, "the pod's spec is not known"),
+            Self::BackOff => write!(f, "a back-off is due"),
+            Self::GracePeriod => write!(f, "the containers have time to stop"),
+            Self::NoGate => write!(f, "no connection to NRI"),
+            Self::Busy => write!(f, "many pods restart at once"),
+            Self::NotHeld(name) => write!(f, "the exit of {name} cannot be held"),
+            Self::NeverCreated(name) => write!(f, "{name} was not created yet"),
+            Self::Completed(name) => write!(f, "{name} had ended for good"),
+            Self::Duty(name, duty) => write!(f, "{name} has {duty}"),
+            Self::NotTold(what) => write!(f, "the runtime does not tell what {what} was made from"),
+            Self::Lost(what, lost) => {
+                write!(
+                    f,
+                    "not all that {what} was made from is known: {}",
+                    lost.join(", ")
+                )
+            }
+            Self::Resized(name) => write!(f, "{name} was resized"),
+            Self::SlowInits(took) => {
+                write!(
+                    f,
+                    "the init containers took {} ms last time",
+                    took.as_millis()
+                )
+            }
+            Self::Failed(why) => f.write_str(why),
+        }
+    }
+}
+
+/// What is in the way of a replay, as far as that can be said without asking the runtime.
+#[must_use]
+pub fn obstacle(start: Start, spec: Option<&PodSpec>, members: &[&Member]) -> Option<Obstacle> {
+    if start == Start::Kubelet {
+        return Some(Obstacle::Asked);
+    }
+    let Some(spec) = spec else {
+        return Some(Obstacle::NoSpec);
+    };
+    let duty = |member: &Member| {
+        let mut containers = spec.containers.iter();
+        let duties = &containers.find(|it| it.name == member.name)?.duties;
+        let duty = duties.iter().find(|duty| match duty {
+            // If the kubelet happens to look between its creation and its start, the probe counts as failed and the
+            // container is killed (`doProbe`, `pkg/kubelet/prober/worker.go`).
+            StartDuty::PostStart | StartDuty::StartupProbe | StartDuty::LivenessProbe => true,
+            // Whoever asks for it knows.
+            StartDuty::ImagePull | StartDuty::Environment | StartDuty::SubPath => {
+                start == Start::Auto
+            }
+        })?;
+        Some(Obstacle::Duty(member.name.clone(), *duty))
+    };
+    let in_order = members.iter().any(|it| it.kind != ContainerKind::Regular);
+    members.iter().find_map(|member| match &member.old {
+        Some(_) if in_order && member.had_completed() && member.kind == ContainerKind::Regular => {
+            Some(Obstacle::Completed(member.name.clone()))
+        }
+        None => Some(Obstacle::NeverCreated(member.name.clone())),
+        Some(old) if member.bare && old.exit.is_none() => {
+            Some(Obstacle::NotHeld(member.name.clone()))
+        }
+        Some(_) => duty(member),
+    })
+}
+
+/// Whether the init containers are likely to be done before the hold ends. `now`: nanoseconds since the Unix epoch.
+pub fn inits_are_quick<'a>(
+    inits: impl IntoIterator<Item = &'a ContainerStatus>,
+    now: i64,
+) -> Result<(), Obstacle> {
+    let took = inits.into_iter().map(|status| {
+        // The exit of one that runs, to the runtime, may be held.
+        let end = if status.finished_at == 0 {
+            now
+        } else {
+            status.finished_at
+        };
+        Duration::from_nanos(u64::try_from(end - status.started_at).unwrap_or(0))
+    });
+    let took = took.sum();
+    if took > INITS_LIMIT {
+        return Err(Obstacle::SlowInits(took));
+    }
+    Ok(())
+}
+
+/// All of what a container or a sandbox was made from.
+pub fn complete<T>(what: &str, recovered: Option<Recovered<T>>) -> Result<T, Obstacle> {
+    let recovered = recovered.ok_or_else(|| Obstacle::NotTold(what.to_owned()))?;
+    if recovered.is_complete() {
+        Ok(recovered.config)
+    } else {
+        Err(Obstacle::Lost(what.to_owned(), recovered.lost))
+    }
+}
+
+/// The next attempt of a container.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Attempt {
+    /// What it is made from.
+    pub config: ContainerConfig,
+    /// The new file for its termination message, on the node; `None`: it has none.
+    pub termination_message: Option<PathBuf>,
+}
+
+impl Attempt {
+    /// The attempt after the one of `status`, which was made from `config`. `unique` names the file for its termination
+    /// message among others of the container (`makeMounts`, `pkg/kubelet/kuberuntime/kuberuntime_container.go`).
+    pub fn after(
+        status: &ContainerStatus,
+        mut config: ContainerConfig,
+        unique: u32,
+    ) -> Result<Self, Obstacle> {
+        let name = &status.name;
+        let unreadable = |what: &str| Obstacle::Lost(name.to_string(), vec![what.to_owned()]);
+        let Some(metadata) = &mut config.metadata else {
+            return Err(unreadable("metadata"));
+        };
+        metadata.attempt += 1;
+        let count = config.annotations.get_mut(RESTART_COUNT);
+        let restarts: Option<u32> = count.as_ref().and_then(|count| count.parse().ok());
+        let Some((count, restarts)) = count.zip(restarts) else {
+            return Err(unreadable(RESTART_COUNT));
+        };
+        let restarts = restarts + 1;
+        *count = restarts.to_string();
+        config.log_path = format!("{name}/{restarts}.log");
+        let termination_message = fresh_termination_message(&mut config, name, unique);
+        take_resources(&mut config, status)?;
+        Ok(Self {
+            config,
+            termination_message,
+        })
+    }
+}
+
+/// The kubelet's own mount alone: a pod may mount a volume at the same path.
+fn fresh_termination_message(
+    config: &mut ContainerConfig,
+    name: &ContainerName,
+    unique: u32,
+) -> Option<PathBuf> {
+    let uid = config.labels.get(POD_UID)?;
+    let dir = Path::new("pods").join(uid).join("containers");
+    let dir = dir.join(name.as_str());
+    let inside = config.annotations.get(TERMINATION_MESSAGE_PATH)?;
+    let mut mounts = config.mounts.iter_mut();
+    let mount = mounts.find(|mount| {
+        let host_dir = Path::new(&mount.host_path).parent();
+        mount.container_path == *inside && host_dir.is_some_and(|host| host.ends_with(&dir))
+    })?;
+    let path = Path::new(&mount.host_path).with_file_name(format!("{unique:08x}"));
+    mount.host_path = path.display().to_string();
+    Some(path)
+}
+
+/// What the kubelet has resized it sets from the pod's spec at the next start. What its CPU and memory managers set
+/// goes on as it is now.
+fn take_resources(config: &mut ContainerConfig, status: &ContainerStatus) -> Result<(), Obstacle> {
+    let Some(now) = &status.resources else {
+        return Ok(());
+    };
+    let Some(made) = config.linux.as_mut().and_then(|it| it.resources.as_mut()) else {
+        return Ok(());
+    };
+    let sizes = |it: &LinuxContainerResources| {
+        (
+            it.cpu_period,
+            it.cpu_quota,
+            it.cpu_shares,
+            it.memory_limit_in_bytes,
+        )
+    };
+    if sizes(now) != sizes(made) {
+        return Err(Obstacle::Resized(status.name.clone()));
+    }
+    made.cpuset_cpus.clone_from(&now.cpuset_cpus);
+    made.cpuset_mems.clone_from(&now.cpuset_mems);
+    Ok(())
+}
+
+/// The name under which log collectors find a container's log (`logSymlink`, `pkg/kubelet/kuberuntime/legacy.go`).
+#[must_use]
+pub fn log_link(pod: &str, namespace: &str, name: &ContainerName, id: &ContainerId) -> PathBuf {
+    let mut link = format!("{pod}_{namespace}_{name}-{id}");
+    link.truncate(LONGEST_NAME - ".log".len());
+    Path::new(LOG_LINKS).join(link + ".log")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{Attempt as Number, ExitCode};
+    use crate::kube::RestartPolicy;
+    use crate::restart::plan::Old;
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+    use std::collections::BTreeSet;
+
+    /// A configuration as containerd tells it, with everything in it that a kubelet can set.
+    fn sample() -> ContainerConfig {
+        let info = include_str!("../cri/config/container.json");
+        let info: Value = serde_json::from_str(info).unwrap();
+        serde_json::from_value(info["config"].clone()).unwrap()
+    }
+
+    fn status(config: &ContainerConfig) -> ContainerStatus {
+        ContainerStatus {
+            id: "c1".into(),
+            name: "app".into(),
+            attempt: Number(0),
+            state: crate::cri::ContainerState::Running,
+            created_at: 0,
+            started_at: 0,
+            finished_at: 0,
+            exit_code: None,
+            reason: String::new(),
+            log_path: None,
+            resources: config.linux.as_ref().and_then(|it| it.resources.clone()),
+            image_ref: String::new(),
+            image: crate::cri::ImageSpec::default(),
+            labels: config.labels.clone(),
+            annotations: config.annotations.clone(),
+        }
+    }
+
+    /// The paths of what differs.
+    fn differences(a: &Value, b: &Value, path: &str, found: &mut BTreeSet<String>) {
+        match (a, b) {
+            (Value::Object(a), Value::Object(b)) => {
+                for name in a.keys().chain(b.keys()) {
+                    let (a, b) = (a.get(name), b.get(name));
+                    let path = format!("{path}.{name}");
+                    differences(
+                        a.unwrap_or(&Value::Null),
+                        b.unwrap_or(&Value::Null),
+                        &path,
+                        found,
+                    );
+                }
+            }
+            (Value::Array(a), Value::Array(b)) if a.len() == b.len() => {
+                for (at, (a, b)) in a.iter().zip(b).enumerate() {
+                    differences(a, b, &format!("{path}[{at}]"), found);
+                }
+            }
+            _ if a == b => {}
+            _ => drop(found.insert(path.to_owned())),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_next_attempt_differs_in_nothing_but_its_number(
+            attempt in 0u32..1000,
+            restarts in 0u32..1000,
+            unique: u32,
+            envs in prop::collection::vec(("[A-Z]{1,8}", "\\PC{0,12}"), 0..5),
+            mounts in prop::collection::vec("/[a-z]{1,8}", 0..4),
+            message in prop::option::of("/dev/[a-z]{3,9}"),
+            args in prop::collection::vec("\\PC{0,12}", 0..4),
+            shares in 2i64..10_000,
+        ) {
+            let mut config = sample();
+            config.metadata.as_mut().unwrap().attempt = attempt;
+            config.annotations.insert(RESTART_COUNT.into(), restarts.to_string());
+            config.log_path = format!("app/{restarts}.log");
+            config.args = args;
+            let env = |(key, value): (String, String)| json!({"key": key, "value": value});
+            let envs: Vec<Value> = envs.into_iter().map(env).collect();
+            config.envs = serde_json::from_value(json!(envs)).unwrap();
+            config.labels.insert(POD_UID.into(), "u1".into());
+            let mut mounts: Vec<(&str, String)> = mounts
+                .iter()
+                .enumerate()
+                .map(|(at, inside)| (inside.as_str(), format!("/pods/u1/volumes/{at}")))
+                .collect();
+            if let Some(message) = &message {
+                // A volume at the same place is none.
+                mounts.push((message, "/pods/u1/volumes/v".into()));
+                mounts.push((message, "/kubelet/pods/u1/containers/app/0123abcd".into()));
+            }
+            let inside = mounts.len();
+            let mounts: Vec<Value> = mounts
+                .into_iter()
+                .map(|(inside, host)| json!({"container_path": inside, "host_path": host}))
+                .collect();
+            config.mounts = serde_json::from_value(json!(mounts)).unwrap();
+            config.annotations.remove(TERMINATION_MESSAGE_PATH);
+            if let Some(message) = &message {
+                config.annotations.insert(TERMINATION_MESSAGE_PATH.into(), message.clone());
+            }
+            config.linux.as_mut().unwrap().resources.as_mut().unwrap().cpu_shares = shares;
+
+            let next = Attempt::after(&status(&config), config.clone(), unique).unwrap();
+            let mut found = BTreeSet::new();
+            let value = |config| serde_json::to_value(config).unwrap();
+            differences(&value(&config), &value(&next.config), "", &mut found);
+            let mut expected: BTreeSet<String> = [
+                ".metadata.attempt".into(),
+                format!(".annotations.{RESTART_COUNT}"),
+                ".log_path".into(),
+            ].into();
+            if message.is_some() {
+                expected.insert(format!(".mounts[{}].host_path", inside - 1));
+            }
+            prop_assert_eq!(found, expected);
+            prop_assert_eq!(next.config.metadata.unwrap().attempt, attempt + 1);
+            prop_assert_eq!(next.config.log_path, format!("app/{}.log", restarts + 1));
+            let file = message.map(|_| PathBuf::from(format!("/kubelet/pods/u1/containers/app/{unique:08x}")));
+            prop_assert_eq!(next.termination_message, file);
+        }
+    }
+
+    #[test]
+    fn cpus_go_on_as_they_are_now_and_a_resize_is_the_kubelets() {
+        let mut config = sample();
+        config.annotations.insert(RESTART_COUNT.into(), "0".into());
+        let mut status = status(&config);
+        status.resources.as_mut().unwrap().cpuset_cpus = "2-3".into();
+        let next = Attempt::after(&status, config.clone(), 0).unwrap();
+        let resources = next.config.linux.unwrap().resources.unwrap();
+        assert_eq!(resources.cpuset_cpus, "2-3");
+        status.resources.as_mut().unwrap().cpu_quota += 1;
+        let refused = Attempt::after(&status, config.clone(), 0);
+        assert_eq!(refused, Err(Obstacle::Resized("app".into())));
+        config
+            .annotations
+            .insert(RESTART_COUNT.into(), "many".into());
+        assert!(matches!(
+            Attempt::after(&status, config, 0),
+            Err(Obstacle::Lost(..))
+        ));
+    }
+
+    fn member(name: &str, kind: ContainerKind) -> Member {
+        Member {
+            name: name.into(),
+            kind,
+            restart_policy: RestartPolicy::Never,
+            old: Some(Old {
+                id: "c1".into(),
+                exit: None,
+            }),
+            bare: false,
+            older: Vec::new(),
+            startup_probe: false,
+            placeholders: 0,
+        }
+    }
+
+    #[test]
+    fn every_obstacle_is_seen_and_some_can_be_overruled() {
+        let pod = |part: Value| {
+            let mut container = json!({"name": "app"});
+            let fields = part.as_object().unwrap().clone();
+            container.as_object_mut().unwrap().extend(fields);
+            let pod = json!({
+                "metadata": {"name": "p", "namespace": "n", "uid": "u"},
+                "spec": {"containers": [container]},
+            });
+            PodSpec::from_pod(&serde_json::from_value(pod).unwrap()).unwrap()
+        };
+        let app = member("app", ContainerKind::Regular);
+        let why = |start, part: Value, member: &Member| {
+            let found = obstacle(start, Some(&pod(part)), &[member]);
+            found.map(|obstacle| obstacle.to_string())
+        };
+        assert_eq!(why(Start::Auto, json!({}), &app), None);
+        assert_eq!(
+            why(Start::Kubelet, json!({}), &app).unwrap(),
+            "start: Kubelet"
+        );
+        assert_eq!(obstacle(Start::Auto, None, &[&app]), Some(Obstacle::NoSpec));
+        let pull = json!({"imagePullPolicy": "Always"});
+        assert_eq!(
+            why(Start::Auto, pull.clone(), &app).unwrap(),
+            "app has imagePullPolicy Always"
+        );
+        assert_eq!(why(Start::Replay, pull, &app), None);
+        let hook = json!({"lifecycle": {"postStart": {"sleep": {"seconds": 1}}}});
+        assert_eq!(
+            why(Start::Replay, hook, &app).unwrap(),
+            "app has a postStart hook"
+        );
+        let probe = json!({"startupProbe": {"exec": {"command": ["true"]}}});
+        assert_eq!(
+            why(Start::Auto, probe, &app).unwrap(),
+            "app has a startup probe"
+        );
+        let probe = json!({"livenessProbe": {"exec": {"command": ["true"]}}});
+        assert_eq!(
+            why(Start::Replay, probe, &app).unwrap(),
+            "app has a liveness probe"
+        );
+        let probe = json!({"readinessProbe": {"exec": {"command": ["true"]}}});
+        assert_eq!(why(Start::Auto, probe, &app), None);
+        let bare = Member {
+            bare: true,
+            ..app.clone()
+        };
+        assert_eq!(
+            why(Start::Auto, json!({}), &bare).unwrap(),
+            "the exit of app cannot be held"
+        );
+        let absent = Member { old: None, ..app };
+        assert_eq!(
+            why(Start::Auto, json!({}), &absent).unwrap(),
+            "app was not created yet"
+        );
+    }
+
+    #[test]
+    fn a_container_that_had_ended_for_good_is_not_replayed_behind_init_containers() {
+        let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": {"containers": [{"name": "app"}]}});
+        let pod = PodSpec::from_pod(&serde_json::from_value(pod).unwrap()).unwrap();
+        let why = |members: &[&Member]| obstacle(Start::Auto, Some(&pod), members);
+        let init = member("init", ContainerKind::Init);
+        let mut app = member("app", ContainerKind::Regular);
+        assert_eq!(why(&[&init, &app]), None);
+        app.old = Some(Old {
+            id: "c1".into(),
+            exit: Some(ExitCode(0)),
+        });
+        assert_eq!(why(&[&init, &app]), Some(Obstacle::Completed("app".into())));
+        assert_eq!(why(&[&app]), None);
+        app.restart_policy = RestartPolicy::Always;
+        assert_eq!(why(&[&init, &app]), None);
+    }
+
+    #[test]
+    fn init_containers_that_took_long_are_the_kubelets() {
+        let ran = |from_ms: i64, to_ms: i64| ContainerStatus {
+            started_at: from_ms * 1_000_000,
+            finished_at: to_ms * 1_000_000,
+            exit_code: Some(ExitCode(0)),
+            ..status(&sample())
+        };
+        let now = 10_000 * 1_000_000;
+        assert_eq!(
+            inits_are_quick(&[ran(5, 1000), ran(1000, 2500)], now),
+            Ok(())
+        );
+        let slow = inits_are_quick(&[ran(1, 1501), ran(1000, 2001)], now).unwrap_err();
+        assert_eq!(
+            slow.to_string(),
+            "the init containers took 2501 ms last time"
+        );
+        // One that has not ended.
+        assert!(inits_are_quick(&[ran(9000, 0)], now).is_ok());
+        assert!(inits_are_quick(&[ran(1000, 0)], now).is_err());
+    }
+
+    #[test]
+    fn a_log_is_linked_as_the_kubelet_links_it() {
+        let link = log_link("web-0", "prod", &"app".into(), &"c1".into());
+        assert_eq!(link, Path::new("/var/log/containers/web-0_prod_app-c1.log"));
+        let long = log_link(&"x".repeat(250), "prod", &"app".into(), &"c1".into());
+        assert_eq!(long.file_name().unwrap().len(), 255);
+    }
+}

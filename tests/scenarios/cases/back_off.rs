@@ -1,0 +1,160 @@
+//! A pod that restarts in a row waits between restarts.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+
+use super::under;
+use crate::evidence::Deed;
+use crate::pod::LivePod;
+use crate::restarted::Before;
+use crate::scenario::{Scenario, scenarios};
+use crate::shape::{RestartPolicy, Shape, rule};
+use crate::stage::Stage;
+use crate::wait::{self, PATIENCE};
+
+/// The kubelet may be in a back-off of its own, as long as ours and counted from the exit, and tries again within 15 s
+/// after a refusal.
+const KUBELETS_SLACK: Duration = Duration::from_secs(25);
+/// A container's first line comes a moment after its start, from which the plugin counts.
+const MOMENT: Duration = Duration::from_secs(1);
+
+pub(crate) fn scenarios() -> Vec<Scenario> {
+    use RestartPolicy::{Always, Never, OnFailure};
+    let mut scenarios = under(
+        &[Never, OnFailure, Always],
+        "that_restarts_in_a_row_waits_ten_seconds_then_twenty",
+        waits_ten_seconds_then_twenty,
+    );
+    scenarios.extend(scenarios![Shared:
+        never_pod_with_inits_that_restarts_in_a_row_waits,
+        a_container_that_restarts_alone_in_a_row_waits,
+    ]);
+    scenarios.extend(scenarios![Alone: a_back_off_survives_the_plugin_and_the_kubelet]);
+    scenarios
+}
+
+/// When the last container began, and when the first one after `before`.
+fn last_begun(pod: &LivePod) -> Result<Duration> {
+    let evidence = pod.evidence()?;
+    let mut began = evidence.iter().filter(|entry| entry.deed == Deed::Began);
+    Ok(began.next_back().context("nothing ever began")?.at)
+}
+
+fn first_begun(pod: &LivePod, before: &Before) -> Result<Duration> {
+    let evidence = pod.evidence_since(before)?;
+    let mut began = evidence.iter().filter(|entry| entry.deed == Deed::Began);
+    Ok(began.next().context("nothing began again")?.at)
+}
+
+/// A restart that follows another one.
+struct Again {
+    over: Duration,
+    before: Before,
+}
+
+impl Again {
+    async fn begin(pod: &LivePod) -> Result<Self> {
+        let (over, before) = (last_begun(pod)?, Before::of(pod).await?);
+        pod.exit("trainer", 42).await?;
+        Ok(Self { over, before })
+    }
+
+    /// Nothing was started before `gap` (seconds) was over, nor much later.
+    fn has_waited(&self, pod: &LivePod, gap: u64) -> Result<()> {
+        let gap = Duration::from_secs(gap);
+        let waited = first_begun(pod, &self.before)?.saturating_sub(self.over);
+        ensure!(waited + MOMENT >= gap, "waited {waited:?}, not {gap:?}");
+        ensure!(
+            waited <= gap + KUBELETS_SLACK,
+            "waited {waited:?}, not {gap:?}"
+        );
+        Ok(())
+    }
+}
+
+/// Why is in the pod's status, in our words or, where the kubelet is in a back-off of its own, in its; until when is in
+/// an event.
+async fn says_why(pod: &LivePod) -> Result<()> {
+    pod.recorder
+        .until_alive("the pod says why it waits", PATIENCE, |now| {
+            let mut messages = now.containers.values().map(|seen| &seen.message);
+            let said = messages.any(|message| {
+                message.contains("back-off: the pod restarts too often")
+                    || message.starts_with("back-off")
+            });
+            (!said).then(|| "back-off".to_owned())
+        })
+        .await?;
+    wait::until("an event says until when", PATIENCE, async || {
+        let events = pod.events("BackOff").await?;
+        let messages = events.iter().filter_map(|event| event.message.as_deref());
+        let mut said = messages.filter(|it| {
+            it.starts_with("Back-off: the pod restarts too often, nothing starts before 20")
+        });
+        Ok(said.next().map(|_| ()).ok_or_else(|| format!("{events:?}")))
+    })
+    .await
+}
+
+async fn waits_ten_seconds_then_twenty(stage: Stage, shape: Shape) -> Result<()> {
+    let shape = shape
+        .regular("trainer")
+        .regular("logger")
+        .restarts_all("trainer", 42);
+    let pod = stage.running(shape).await?;
+    pod.restarts_all("trainer", 42).await?;
+    for gap in [10, 20] {
+        let again = Again::begin(&pod).await?;
+        says_why(&pod).await?;
+        pod.has_restarted(&again.before).await?;
+        again.has_waited(&pod, gap)?;
+    }
+    Ok(())
+}
+
+async fn never_pod_with_inits_that_restarts_in_a_row_waits(stage: Stage) -> Result<()> {
+    let shape = Shape::never()
+        .init("fetch")
+        .sidecar("proxy")
+        .regular("trainer")
+        .restarts_all("trainer", 42);
+    let pod = stage.running(shape).await?;
+    pod.restarts_all("trainer", 42).await?;
+    let again = Again::begin(&pod).await?;
+    says_why(&pod).await?;
+    pod.has_restarted(&again.before).await?;
+    again.has_waited(&pod, 10)
+}
+
+async fn a_container_that_restarts_alone_in_a_row_waits(stage: Stage) -> Result<()> {
+    let shape = Shape::never()
+        .regular("trainer")
+        .regular("logger")
+        .rules("trainer", &json!([rule("Restart", "In", &[42])]));
+    let pod = stage.running(shape).await?;
+    pod.restarts_alone("trainer", 42).await?;
+    let again = Again::begin(&pod).await?;
+    says_why(&pod).await?;
+    pod.has_restarted_alone(&again.before, "trainer").await?;
+    again.has_waited(&pod, 10)
+}
+
+async fn a_back_off_survives_the_plugin_and_the_kubelet(stage: Stage) -> Result<()> {
+    let shape = Shape::never()
+        .regular("trainer")
+        .regular("logger")
+        .restarts_all("trainer", 42);
+    let pod = stage.running(shape).await?;
+    pod.restarts_all("trainer", 42).await?;
+    let again = Again::begin(&pod).await?;
+    says_why(&pod).await?;
+    stage.plugin.kill().await?;
+    stage.node.script("kill", "kubelet").await?;
+    stage.plugin.start().await?;
+    stage.plugin.until_ready(1).await?;
+    stage.node.script("start", "kubelet").await?;
+    pod.has_restarted(&again.before).await?;
+    again.has_waited(&pod, 10)
+}

@@ -1,0 +1,146 @@
+//! The pod conditions of KEP-5532 and its draft, for whoever watches the pod.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+
+use super::under;
+use crate::evidence::{Deed, Entry};
+use crate::node::NATIVE;
+use crate::recorder::Told;
+use crate::restarted::Before;
+use crate::scenario::{Scenario, scenarios};
+use crate::shape::{RestartPolicy, Shape, rule};
+use crate::stage::Stage;
+
+/// The kubelet tries an API server that went away again and again, at growing intervals.
+const RECONNECTED: Duration = Duration::from_mins(3);
+
+pub(crate) fn scenarios() -> Vec<Scenario> {
+    let policies = [RestartPolicy::Never, RestartPolicy::Always];
+    let mut scenarios = under(
+        &policies,
+        "says_that_it_restarts_until_all_is_dead",
+        says_so_until_all_is_dead,
+    );
+    scenarios.extend(under(
+        &policies,
+        "that_restarts_with_grace_says_so_until_all_runs",
+        says_so_until_all_runs,
+    ));
+    scenarios.extend(scenarios![Alone: conditions_are_caught_up_when_the_api_server_was_away]);
+    scenarios
+}
+
+/// The type that is the plugin's on this node.
+async fn all_containers(stage: &Stage) -> Result<&'static str> {
+    Ok(if stage.node.declares(NATIVE).await? {
+        "reprise.dev/AllContainersRestarting"
+    } else {
+        "AllContainersRestarting"
+    })
+}
+
+/// Checks that it was True and then False, and why, and returns when each was seen.
+fn true_then_false(told: &[(Duration, Told)]) -> Result<(Duration, Duration)> {
+    let [(began, first), (ended, last)] = told else {
+        anyhow::bail!("the condition was seen as {told:?}");
+    };
+    ensure!(
+        first.status && !last.status,
+        "first {first:?}, then {last:?}"
+    );
+    for told in [first, last] {
+        let message = "Container trainer exited with code 42, triggering pod restart";
+        ensure!(told.message == message, "{told:?}");
+        ensure!(told.reason == "ContainerExited", "{told:?}");
+    }
+    Ok((*began, *ended))
+}
+
+fn begun(evidence: &[Entry]) -> impl DoubleEndedIterator<Item = Duration> {
+    let began = evidence.iter().filter(|entry| entry.deed == Deed::Began);
+    began.map(|entry| entry.at)
+}
+
+async fn says_so_until_all_is_dead(stage: Stage, shape: Shape) -> Result<()> {
+    let kind = all_containers(&stage).await?;
+    let shape = shape
+        .init("fetch")
+        .regular("trainer")
+        .regular("logger")
+        .restarts_all("trainer", 42);
+    let pod = stage.running(shape).await?;
+    let before = Before::of(&pod).await?;
+    pod.exit("trainer", 42).await?;
+    pod.has_restarted(&before).await?;
+    let (began, _) = true_then_false(&pod.told_since(&before, kind))?;
+    let first = begun(&pod.evidence_since(&before)?).next();
+    let first = first.context("nothing has begun again")?;
+    ensure!(began < first, "True was seen when containers began again");
+    // When the killed one died only the plugin knows: nobody else saw its exit.
+    let log = stage.plugin.log_lines(&pod.name)?;
+    let line = |what: &str| {
+        let found = log.iter().position(|line| line.contains(what));
+        found.with_context(|| format!("the plugin's log has no {what}"))
+    };
+    ensure!(
+        line("event=Announced")? < line("effect=Kill")?,
+        "killed first"
+    );
+    ensure!(
+        line("event=Held")? < line("effect=Announce(false)")?,
+        "not yet dead"
+    );
+    Ok(())
+}
+
+async fn says_so_until_all_runs(stage: Stage, shape: Shape) -> Result<()> {
+    let shape = shape
+        .init("fetch")
+        .regular("trainer")
+        .regular("logger")
+        .rules("trainer", &json!([rule("RestartPod", "In", &[42])]));
+    let pod = stage.running(shape).await?;
+    let before = Before::of(&pod).await?;
+    pod.exit("trainer", 42).await?;
+    pod.has_restarted(&before).await?;
+    let (began, ended) = true_then_false(&pod.told_since(&before, "PodRestarting"))?;
+    let evidence = pod.evidence_since(&before)?;
+    let first = begun(&evidence).next().context("nothing has begun again")?;
+    ensure!(began < first, "True was seen when containers began again");
+    // A container's first line comes a moment after its start.
+    let moment = Duration::from_millis(500);
+    let last = begun(&evidence).next_back().unwrap_or(first);
+    ensure!(last < ended + moment, "False was seen before all ran again");
+    Ok(())
+}
+
+async fn conditions_are_caught_up_when_the_api_server_was_away(stage: Stage) -> Result<()> {
+    let kind = all_containers(&stage).await?;
+    let shape = Shape::never()
+        .regular("trainer")
+        .regular("logger")
+        .restarts_all("trainer", 42);
+    let pod = stage.running(shape).await?;
+    let before = Before::of(&pod).await?;
+    stage.node.script("kill", "apiserver").await?;
+    let restarted = async {
+        pod.exit("trainer", 42).await?;
+        pod.until_begun_again(&before).await
+    };
+    let restarted = restarted.await;
+    stage.node.script("start", "apiserver").await?;
+    restarted?;
+    pod.recorder
+        .until("the condition is told", RECONNECTED, |now| {
+            now.restarting.is_empty().then(|| kind.to_owned())
+        })
+        .await?;
+    pod.has_restarted(&before).await?;
+    let told = pod.told_since(&before, kind);
+    let last = told.last().map(|(_, told)| told.status);
+    ensure!(last == Some(false), "{told:?}");
+    Ok(())
+}

@@ -1,0 +1,175 @@
+//! Probes and hooks that the kubelet runs, around a restart (KEP-5532, "Probes" and "Restart Phases").
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use super::under;
+use crate::evidence::{Deed, Entry};
+use crate::pod::LivePod;
+use crate::restarted::Before;
+use crate::scenario::Scenario;
+use crate::shape::RestartPolicy::{Always, Never};
+use crate::shape::{Shape, rule};
+use crate::stage::Stage;
+use crate::wait::{self, PATIENCE};
+
+/// A sign of life in the container's own file system, which a new instance begins without.
+const UP_AFTER_1S: &str = r#"(sleep 1; say "note up"; touch /up) &"#;
+
+pub(crate) fn scenarios() -> Vec<Scenario> {
+    let policies = &[Never, Always];
+    [
+        under(
+            policies,
+            "with_probes_restarts_once",
+            with_probes_restarts_once,
+        ),
+        under(
+            policies,
+            "starts_after_the_startup_probe_of_its_sidecar",
+            starts_after_the_startup_probe,
+        ),
+        under(
+            policies,
+            "is_not_ready_before_its_readiness_probe_says_so",
+            is_not_ready_before_its_probe_says_so,
+        ),
+        under(policies, "runs_post_start_hooks_again", runs_hooks_again),
+    ]
+    .concat()
+}
+
+/// Once a second, with `fields`. On a busy node a probe may take longer than its default of a second.
+fn probe(command: &str, fields: Value) -> Value {
+    let mut probe = fields;
+    probe["exec"] = json!({"command": ["/bin/sh", "-c", command]});
+    probe["periodSeconds"] = json!(1);
+    probe["timeoutSeconds"] = json!(30);
+    probe
+}
+
+fn up() -> Value {
+    probe("test -e /up", json!({"failureThreshold": 30}))
+}
+
+fn noted(entries: &[Entry], container: &str, word: &str) -> Option<usize> {
+    let deed = Deed::Noted(word.to_owned());
+    entries
+        .iter()
+        .position(|entry| entry.container == container && entry.deed == deed)
+}
+
+/// Waits until a probe has written that `container` is alive.
+async fn until_alive(pod: &LivePod, before: &Before, container: &str) -> Result<()> {
+    let what = format!("a liveness probe of {container}");
+    wait::until(&what, PATIENCE, async || {
+        let seen = noted(&pod.evidence_since(before)?, container, "alive");
+        Ok(seen.map(|_| ()).ok_or_else(|| "no evidence".to_owned()))
+    })
+    .await
+}
+
+/// One failure of the liveness probe would be enough for the kubelet to kill, and any kill for another restart.
+async fn with_probes_restarts_once(stage: Stage, shape: Shape) -> Result<()> {
+    let liveness = |name| {
+        let command = format!("test -e /up && echo $EPOCHREALTIME {name} note alive >>/ev/log");
+        probe(&command, json!({"failureThreshold": 1}))
+    };
+    let rules = json!([rule("RestartAllContainers", "NotIn", &[0])]);
+    let shape = shape
+        .init("fetch")
+        .regular("trainer")
+        .at_first(UP_AFTER_1S)
+        .field("startupProbe", up())
+        .field("livenessProbe", liveness("trainer"))
+        .field("readinessProbe", up())
+        .regular("logger")
+        .at_first(UP_AFTER_1S)
+        .field("startupProbe", up())
+        .field("livenessProbe", liveness("logger"))
+        .field("readinessProbe", up())
+        .annotation("restart-rules.reprise.dev", rules.to_string());
+    let pod = stage.running(shape).await?;
+    for container in ["trainer", "logger"] {
+        until_alive(&pod, &Before::of(&pod).await?, container).await?;
+    }
+    let before = Before::of(&pod).await?;
+    pod.exit("trainer", 42).await?;
+    pod.has_restarted(&before).await?;
+    for container in ["trainer", "logger"] {
+        until_alive(&pod, &Before::of(&pod).await?, container).await?;
+    }
+    // Still the one restart.
+    pod.has_restarted(&before).await
+}
+
+async fn starts_after_the_startup_probe(stage: Stage, shape: Shape) -> Result<()> {
+    let shape = shape
+        .sidecar("proxy")
+        .at_first(UP_AFTER_1S)
+        .field("startupProbe", up())
+        .regular("trainer")
+        .restarts_all("trainer", 42);
+    let pod = stage.running(shape).await?;
+    let before = Before::of(&pod).await?;
+    pod.exit("trainer", 42).await?;
+    pod.has_restarted(&before).await?;
+    let after = pod.evidence_since(&before)?;
+    let up = noted(&after, "proxy", "up").context("the sidecar never said that it is up")?;
+    let began = after
+        .iter()
+        .position(|entry| entry.container == "trainer" && entry.deed == Deed::Began);
+    ensure!(
+        began > Some(up),
+        "the regular container did not wait for the sidecar: {after:?}"
+    );
+    Ok(())
+}
+
+async fn is_not_ready_before_its_probe_says_so(stage: Stage, shape: Shape) -> Result<()> {
+    let shape = shape
+        .regular("trainer")
+        .at_first(UP_AFTER_1S)
+        .field("readinessProbe", up())
+        .regular("logger")
+        .restarts_all("trainer", 42);
+    let pod = stage.running(shape).await?;
+    let before = Before::of(&pod).await?;
+    pod.exit("trainer", 42).await?;
+    pod.has_restarted(&before).await?;
+    let seen = pod.seen_since(&before);
+    let seen = std::iter::once(&before.snapshot).chain(&seen);
+    let mut ready: Vec<bool> = seen.map(|seen| seen.ready).collect();
+    ready.dedup();
+    ensure!(
+        ready == [true, false, true],
+        "the pod was Ready in turns: {ready:?}"
+    );
+    Ok(())
+}
+
+async fn runs_hooks_again(stage: Stage, shape: Shape) -> Result<()> {
+    let hook = |name| {
+        let command = format!("echo $EPOCHREALTIME {name} note started >>/ev/log");
+        json!({"postStart": {"exec": {"command": ["/bin/sh", "-c", command]}}})
+    };
+    let shape = shape
+        .sidecar("proxy")
+        .field("lifecycle", hook("proxy"))
+        .regular("trainer")
+        .field("lifecycle", hook("trainer"))
+        .restarts_all("trainer", 42);
+    let pod = stage.running(shape).await?;
+    let before = Before::of(&pod).await?;
+    pod.exit("trainer", 42).await?;
+    pod.has_restarted(&before).await?;
+    let after = pod.evidence_since(&before)?;
+    for container in ["proxy", "trainer"] {
+        let deed = Deed::Noted("started".to_owned());
+        let entries = after.iter();
+        let times = entries.filter(|entry| entry.container == container && entry.deed == deed);
+        let times = times.count();
+        ensure!(times == 1, "the hook of {container} ran {times} times");
+    }
+    Ok(())
+}

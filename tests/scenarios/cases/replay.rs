@@ -1,0 +1,301 @@
+//! The plugin starts the containers itself, and nobody can tell.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::{Patch, PatchParams};
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use super::under;
+use crate::plugin::Phase;
+use crate::pod::LivePod;
+use crate::restarted::Before;
+use crate::scenario::{Company, Scenario, scenarios};
+use crate::shape::{RestartPolicy, Shape};
+use crate::stage::Stage;
+use crate::under_way::UnderWay;
+use crate::wait::{self, PATIENCE};
+use RestartPolicy::{Always, Never, OnFailure};
+
+/// Where a node's log collectors look.
+const LOG_LINKS: &str = "/var/log/containers";
+
+pub(crate) fn scenarios() -> Vec<Scenario> {
+    let all = [Always, OnFailure, Never];
+    let mut scenarios = [
+        under(&all, "of_one_container_is_replayed", one),
+        under(&all, "of_three_containers_is_replayed", three),
+        under(&all, "with_inits_and_a_sidecar_is_replayed", all_kinds),
+        under(&all, "is_replayed_after_an_exit_with_0", after_success),
+        under(&[Never, Always], "with_limits_is_replayed", limited),
+        under(
+            &[Never, Always],
+            "that_was_resized_is_the_kubelets",
+            resized,
+        ),
+        under(
+            &all,
+            "whose_init_container_takes_long_is_the_kubelets",
+            slow_init,
+        ),
+        under(
+            &all,
+            "whose_init_container_is_slow_this_time_is_replayed",
+            slower_init,
+        ),
+        under(
+            &[Never, Always],
+            "with_variables_of_others_is_the_kubelets",
+            variables,
+        ),
+    ]
+    .concat();
+    scenarios.extend(scenarios![Shared:
+        replay_gives_each_attempt_a_termination_message_of_its_own,
+        replay_can_be_forced_on_pods_with_variables_of_others,
+        never_pod_whose_init_container_fails_in_the_replay_fails,
+        always_pod_whose_init_container_fails_in_the_replay_comes_up,
+    ]);
+    for away in [100, 1000, 20_000] {
+        for (policy, name) in [(Never, "never"), (Always, "always")] {
+            let name =
+                format!("{name}_pod_survives_a_plugin_away_for_{away}ms_while_it_is_replayed");
+            scenarios.push(Scenario::new(name, Company::Alone, move |stage| {
+                plugin_dies(stage, policy, Duration::from_millis(away))
+            }));
+        }
+    }
+    scenarios
+}
+
+fn replayed(shape: Shape) -> Shape {
+    shape.started_by("Auto")
+}
+
+async fn one(stage: Stage, shape: Shape) -> Result<()> {
+    is_replayed(stage, shape.regular("trainer"), 42).await
+}
+
+async fn three(stage: Stage, shape: Shape) -> Result<()> {
+    let shape = shape.regular("trainer").regular("logger").regular("server");
+    is_replayed(stage, shape, 42).await
+}
+
+async fn all_kinds(stage: Stage, shape: Shape) -> Result<()> {
+    let shape = shape.init("fetch").sidecar("proxy").init("check");
+    is_replayed(stage, shape.regular("trainer").regular("logger"), 42).await
+}
+
+async fn after_success(stage: Stage, shape: Shape) -> Result<()> {
+    is_replayed(stage, shape.regular("trainer").regular("logger"), 0).await
+}
+
+fn limits(cpu: &str) -> Value {
+    json!({"limits": {"cpu": cpu, "memory": "64Mi"}, "requests": {"cpu": "10m", "memory": "32Mi"}})
+}
+
+async fn limited(stage: Stage, shape: Shape) -> Result<()> {
+    let shape = shape.regular("trainer").field("resources", limits("200m"));
+    is_replayed(stage, shape.regular("logger"), 42).await
+}
+
+/// The kubelet sets at the start what the pod's spec says by then.
+async fn resized(stage: Stage, shape: Shape) -> Result<()> {
+    let shape = shape.regular("trainer").field("resources", limits("200m"));
+    let shape = shape.regular("logger").restarts_all("trainer", 42);
+    let pod = stage.running(replayed(shape)).await?;
+    let pods = stage.node.pods();
+    let container = json!({"name": "trainer", "resources": limits("300m")});
+    let patch = Patch::Strategic(json!({"spec": {"containers": [container]}}));
+    let params = PatchParams::default();
+    pods.patch_subresource("resize", &pod.name, &params, &patch)
+        .await?;
+    wait::until("the kubelet has resized it", PATIENCE, async || {
+        let status = pods.get_status(&pod.name).await?.status.unwrap_or_default();
+        let mut containers = status.container_statuses.into_iter().flatten();
+        let trainer = containers.find(|it| it.name == "trainer");
+        let limits = trainer.and_then(|it| it.resources?.limits);
+        let cpu = limits.and_then(|limits| Some(limits.get("cpu")?.0.clone()));
+        Ok(if cpu.as_deref() == Some("300m") {
+            Ok(())
+        } else {
+            Err(format!("{cpu:?}"))
+        })
+    })
+    .await?;
+    pod.restarts_all("trainer", 42).await?;
+    pod.restart_ended("no replay: trainer was resized")
+}
+
+async fn is_replayed(stage: Stage, shape: Shape, code: i32) -> Result<()> {
+    let pod = stage
+        .running(replayed(shape.restarts_all("trainer", code)))
+        .await?;
+    pod.restarts_all("trainer", code).await?;
+    pod.restart_ended("all containers run again, by replay")?;
+    for container in pod.containers().await? {
+        has_log_link(&stage, &pod, container.name(), &container.id)?;
+    }
+    for reason in ["Created", "Started"] {
+        until_told_of(&pod, reason, "by replay").await?;
+    }
+    Ok(())
+}
+
+async fn until_told_of(pod: &LivePod, reason: &str, what: &str) -> Result<()> {
+    wait::until("an event tells of it", PATIENCE, async || {
+        let events = pod.events(reason).await?;
+        let messages: Vec<String> = events.into_iter().filter_map(|it| it.message).collect();
+        Ok(if messages.iter().any(|message| message.contains(what)) {
+            Ok(())
+        } else {
+            Err(messages.join("; "))
+        })
+    })
+    .await
+}
+
+fn has_log_link(stage: &Stage, pod: &LivePod, name: &str, id: &str) -> Result<()> {
+    let namespace = stage.node.pods().namespace().unwrap_or_default().to_owned();
+    let link = format!("{}_{namespace}_{name}-{id}.log", pod.name);
+    let log = std::fs::read_to_string(Path::new(LOG_LINKS).join(&link))
+        .with_context(|| format!("no log of {name} at {link}"))?;
+    ensure!(log.contains(&format!("{name} begins")), "{link}: {log}");
+    Ok(())
+}
+
+/// Longer than is waited for.
+async fn slow_init(stage: Stage, shape: Shape) -> Result<()> {
+    let shape = shape.init("fetch").at_first("sleep 3");
+    let shape = shape.regular("trainer").restarts_all("trainer", 42);
+    let pod = stage.running(replayed(shape)).await?;
+    pod.restarts_all("trainer", 42).await?;
+    pod.restart_ended("no replay: the init containers took ")
+}
+
+/// It outlasts the hold.
+async fn slower_init(stage: Stage, shape: Shape) -> Result<()> {
+    let wait_the_second_time = "if [ -e /ev/slow ]; then sleep 6; fi; : >/ev/slow";
+    let shape = shape.init("fetch").at_first(wait_the_second_time);
+    let shape = shape.regular("trainer").regular("logger");
+    let shape = replayed(shape.restarts_all("trainer", 42));
+    let restart = UnderWay::begin(&stage, shape).await?;
+    let UnderWay { pod, before } = &restart;
+    restart.until_over().await?;
+    pod.has_recovered(before).await?;
+    pod.restart_ended("by replay")
+}
+
+/// The kubelet reads the variables anew.
+async fn variables(stage: Stage, shape: Shape) -> Result<()> {
+    let pod = with_variable(&stage, shape, "Auto").await?;
+    let before = Before::of(&pod).await?;
+    pod.restarts_all("trainer", 42).await?;
+    pod.restart_ended("no replay: trainer has variables from objects that may have changed")?;
+    let notes = pod.notes_since(&before)?;
+    ensure!(notes == ["new"], "{notes:?}");
+    Ok(())
+}
+
+async fn replay_can_be_forced_on_pods_with_variables_of_others(stage: Stage) -> Result<()> {
+    let pod = with_variable(&stage, Shape::never(), "Replay").await?;
+    let before = Before::of(&pod).await?;
+    pod.restarts_all("trainer", 42).await?;
+    pod.restart_ended("by replay")?;
+    let notes = pod.notes_since(&before)?;
+    ensure!(notes == ["old"], "{notes:?}");
+    Ok(())
+}
+
+/// A pod with a variable from a `ConfigMap` that has changed since.
+async fn with_variable(stage: &Stage, shape: Shape, start: &str) -> Result<Arc<LivePod>> {
+    let name = stage.name();
+    let object = json!({"metadata": {"name": name}, "data": {"word": "old"}});
+    stage.create::<ConfigMap>(object).await?;
+    let source = json!({"configMapKeyRef": {"name": name, "key": "word"}});
+    let shape = shape
+        .regular("trainer")
+        .field("env", json!([{"name": "WORD", "valueFrom": source}]))
+        .at_first("say \"note $WORD\"")
+        .regular("logger")
+        .restarts_all("trainer", 42)
+        .started_by(start);
+    let pod = stage.running(shape).await?;
+    let patch = Patch::Merge(json!({"data": {"word": "new"}}));
+    let objects = stage.node.config_maps();
+    objects
+        .patch(&name, &PatchParams::default(), &patch)
+        .await?;
+    Ok(pod)
+}
+
+async fn replay_gives_each_attempt_a_termination_message_of_its_own(stage: Stage) -> Result<()> {
+    let shape = Shape::always()
+        .regular("trainer")
+        .at_first("[ -s /dev/termination-log ] && say 'note stale'; echo $$ >/dev/termination-log")
+        .regular("logger")
+        .restarts_all("trainer", 42);
+    let pod = stage.running(replayed(shape)).await?;
+    let before = Before::of(&pod).await?;
+    pod.restarts_all("trainer", 42).await?;
+    pod.restart_ended("by replay")?;
+    let notes = pod.notes_since(&before)?;
+    ensure!(
+        notes.is_empty(),
+        "the new attempt found the message of the old one"
+    );
+    Ok(())
+}
+
+/// It succeeds the first time.
+fn with_failing_init(shape: Shape, again: &'static str) -> Shape {
+    let shape = shape.init("fetch").at_first(again);
+    replayed(shape.regular("trainer").restarts_all("trainer", 42))
+}
+
+async fn never_pod_whose_init_container_fails_in_the_replay_fails(stage: Stage) -> Result<()> {
+    let fails = "[ ! -e /ev/ran ] || exit 3; : >/ev/ran";
+    let pod = stage
+        .running(with_failing_init(Shape::never(), fails))
+        .await?;
+    pod.exit("trainer", 42).await?;
+    pod.until_phase("Failed").await?;
+    Ok(())
+}
+
+async fn always_pod_whose_init_container_fails_in_the_replay_comes_up(stage: Stage) -> Result<()> {
+    let fails_once = "n=$(cat /ev/n 2>/dev/null); echo 1$n >/ev/n; [ \"$n\" != 1 ] || exit 3";
+    let shape = with_failing_init(Shape::always(), fails_once);
+    let restart = UnderWay::begin(&stage, shape).await?;
+    let UnderWay { pod, before } = &restart;
+    restart.until_over().await?;
+    pod.has_recovered(before).await?;
+    pod.restart_ended("no replay: fetch failed")
+}
+
+/// Its init container is at work then.
+async fn plugin_dies(stage: Stage, policy: RestartPolicy, away: Duration) -> Result<()> {
+    let shape = Shape::new(policy).init("fetch").at_first("sleep 1");
+    let shape = shape.sidecar("proxy").regular("trainer").regular("logger");
+    let shape = replayed(shape.restarts_all("trainer", 42));
+    let restart = UnderWay::begin(&stage, shape).await?;
+    ensure!(
+        restart.reaches(Phase::Replay).await?,
+        "the restart was over before it was seen to be replayed"
+    );
+    stage.plugin.kill().await?;
+    sleep(away).await;
+    stage.plugin.start().await?;
+    stage.plugin.until_ready(1).await?;
+    restart.until_over().await?;
+    let UnderWay { pod, before } = &restart;
+    // A Never pod's init container is seen when nobody is there to hide its end.
+    match policy {
+        Never => pod.has_recovered_or_failed(before).await,
+        Always | OnFailure => pod.has_recovered(before).await,
+    }
+}

@@ -1,0 +1,188 @@
+//! Calls of the plugin to the runtime fail or hang during a restart.
+
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, Result, ensure};
+use futures::future::try_join_all;
+use tokio::time::{Instant, sleep_until};
+
+use super::three_kinds::{ALL, ALWAYS_WITH_INITS, NEVER, NEVER_WITH_INITS, PodKind};
+use crate::evidence::Deed;
+use crate::proxy::{Fault, Proxy};
+use crate::runtime::{State, describe};
+use crate::scenario::{Company, Scenario, scenarios};
+use crate::stage::Stage;
+use crate::under_way::UnderWay;
+use crate::wait::{self, PATIENCE};
+
+/// No exit is held for longer, whatever happens.
+const HOLD_LIMIT: Duration = Duration::from_secs(8);
+
+/// A fault that lasts outlasts every hold.
+const FAULT: Duration = Duration::from_secs(10);
+
+/// An Always pod is not shielded.
+const SHIELDED: &[PodKind] = &[NEVER, NEVER_WITH_INITS];
+
+pub(crate) fn scenarios() -> Vec<Scenario> {
+    let mut scenarios = Vec::new();
+    for (doing, method, kinds) in [
+        ("stopping", "StopContainer", &ALL[..]),
+        ("creating", "CreateContainer", SHIELDED),
+        ("asking", "ContainerStatus", SHIELDED),
+        ("removing", "RemoveContainer", &ALL[..]),
+    ] {
+        let name = format!("pods_restart_although_{doing}_fails_once");
+        scenarios.push(Scenario::new(name, Company::Alone, move |stage| {
+            survive_a_failure(stage, method, kinds)
+        }));
+    }
+    scenarios.extend(scenarios![Alone: a_replay_whose_creating_fails_once_is_the_kubelets]);
+    for (happens, fault) in [("fails", Fault::Always), ("hangs", Fault::Hang)] {
+        for (doing, method) in [
+            ("stopping", "StopContainer"),
+            ("removing", "RemoveContainer"),
+        ] {
+            let name = format!("pods_recover_when_{doing}_no_longer_{happens}");
+            scenarios.push(Scenario::new(name, Company::Alone, move |stage| {
+                outlast(stage, method, fault)
+            }));
+        }
+        let name = format!("a_replay_whose_starting_{happens}_is_the_kubelets");
+        scenarios.push(Scenario::new(name, Company::Alone, move |stage| {
+            are_handed_over(stage, "StartContainer", fault)
+        }));
+        let name = format!("exits_are_let_go_when_creating_{happens}");
+        scenarios.push(Scenario::new(name, Company::Alone, move |stage| {
+            are_not_shielded(stage, fault)
+        }));
+    }
+    scenarios
+}
+
+/// From now on the plugin reaches the runtime through the proxy.
+async fn between(stage: &Stage) -> Result<Proxy> {
+    let proxy = Proxy::start(stage.node.runtime.channel())?;
+    let endpoint = proxy.endpoint.clone();
+    let plugin = &stage.plugin;
+    plugin
+        .detour(|sockets| sockets.cri_endpoint = endpoint)
+        .await?;
+    Ok(proxy)
+}
+
+async fn survive_a_failure(
+    stage: Stage,
+    method: &'static str,
+    kinds: &'static [PodKind],
+) -> Result<()> {
+    let proxy = between(&stage).await?;
+    let pods = try_join_all(kinds.iter().map(|kind| stage.running((kind.shape)()))).await?;
+    let mut restarts = Vec::new();
+    for pod in pods {
+        proxy.breaks(method, Fault::Once);
+        restarts.push(UnderWay::of(pod).await?);
+        wait::until("a call has failed", PATIENCE, async || {
+            let met = proxy.met(method);
+            Ok(if met > 0 {
+                Ok(())
+            } else {
+                Err(format!("nobody called {method}"))
+            })
+        })
+        .await?;
+    }
+    try_join_all(restarts.iter().map(|it| it.pod.has_restarted(&it.before))).await?;
+    Ok(())
+}
+
+async fn outlast(stage: Stage, method: &'static str, fault: Fault) -> Result<()> {
+    let proxy = between(&stage).await?;
+    let pods = try_join_all(ALL.map(|kind| stage.running((kind.shape)()))).await?;
+    proxy.breaks(method, fault);
+    let mended = Instant::now() + FAULT;
+    let restarts = try_join_all(pods.into_iter().map(UnderWay::of)).await?;
+    try_join_all(restarts.iter().map(is_let_go)).await?;
+    sleep_until(mended).await;
+    ensure!(proxy.mends(method) > 0, "nobody called {method}");
+    let recovered = restarts.iter().map(|it| it.pod.has_recovered(&it.before));
+    try_join_all(recovered).await?;
+    Ok(())
+}
+
+async fn a_replay_whose_creating_fails_once_is_the_kubelets(stage: Stage) -> Result<()> {
+    are_handed_over(stage, "CreateContainer", Fault::Once).await
+}
+
+/// One after another: the hold is too short for all at once to be handed over by a runtime that does not answer.
+async fn are_handed_over(stage: Stage, method: &'static str, fault: Fault) -> Result<()> {
+    let proxy = between(&stage).await?;
+    let kinds = match fault {
+        Fault::Once | Fault::Always => &ALL[..],
+        // A Never pod whose containers are all created and not started has stopped as soon as their exits are seen.
+        Fault::Hang => &[NEVER_WITH_INITS, ALWAYS_WITH_INITS],
+    };
+    let replayed = kinds
+        .iter()
+        .map(|kind| stage.running((kind.shape)().started_by("Auto")));
+    for pod in try_join_all(replayed).await? {
+        proxy.breaks(method, fault);
+        let restart = UnderWay::of(pod).await?;
+        let UnderWay { pod, before } = &restart;
+        match fault {
+            Fault::Once | Fault::Always => pod.has_restarted(before).await?,
+            // In ten seconds the kubelet may collect what it counts restarts by.
+            Fault::Hang => pod.has_recovered(before).await?,
+        }
+        ensure!(proxy.mends(method) > 0, "nobody called {method}");
+        pod.restart_ended("(no replay: ")?;
+    }
+    Ok(())
+}
+
+/// Without placeholders a Never pod fails, as it would without the plugin, and as soon.
+async fn are_not_shielded(stage: Stage, fault: Fault) -> Result<()> {
+    let proxy = between(&stage).await?;
+    let shielded = try_join_all(SHIELDED.iter().map(|kind| stage.running((kind.shape)()))).await?;
+    let always = stage.running((ALWAYS_WITH_INITS.shape)()).await?;
+    proxy.breaks("CreateContainer", fault);
+    let shielded = try_join_all(shielded.into_iter().map(UnderWay::of)).await?;
+    let always = UnderWay::of(always).await?;
+    try_join_all(shielded.iter().map(is_let_go)).await?;
+    for restart in &shielded {
+        let now = restart.pod.until_phase("Failed").await?;
+        let trainer = &now.containers["trainer"].state;
+        ensure!(trainer == "exit 42 (Error)", "{now}");
+    }
+    always.pod.has_restarted(&always.before).await?;
+    ensure!(
+        proxy.mends("CreateContainer") > 0,
+        "nobody called CreateContainer"
+    );
+    try_join_all(shielded.iter().map(UnderWay::until_over)).await?;
+    Ok(())
+}
+
+/// Measures from the exit to the moment when the runtime shows it, which is when the kubelet can see it.
+async fn is_let_go(restart: &UnderWay) -> Result<()> {
+    let (pod, before) = (&restart.pod, &restart.before);
+    let id = before.snapshot.containers["trainer"].id.as_str();
+    let id = id.trim_start_matches("containerd://");
+    wait::until("the exit can be seen", PATIENCE, async || {
+        let containers = pod.containers().await?;
+        let mut holding = containers.iter().filter(|it| it.id == id);
+        Ok(if holding.any(|it| it.state() == State::Running) {
+            Err(format!("\n{}", describe(&containers)))
+        } else {
+            Ok(())
+        })
+    })
+    .await?;
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
+    let evidence = pod.evidence()?;
+    let mut exits = evidence.iter().filter(|it| it.deed == Deed::Exited(42));
+    let exit = exits.next().context("the trainer did not exit")?;
+    let held = now.saturating_sub(exit.at);
+    ensure!(held < HOLD_LIMIT, "the exit was held for {held:?}");
+    Ok(())
+}

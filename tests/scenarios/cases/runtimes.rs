@@ -1,0 +1,32 @@
+//! Pods under another runtime than runc: sandboxes of their own run no hooks on the host, so that exits cannot be
+//! held. The one here is runc by another name; kata and gVisor are not to be had.
+
+use anyhow::{Result, ensure};
+
+use crate::scenario::{Scenario, scenarios};
+use crate::shape::Shape;
+use crate::stage::Stage;
+
+pub(crate) fn scenarios() -> Vec<Scenario> {
+    scenarios![Shared:
+        always_pod_under_a_runtime_that_is_not_runc_restarts,
+    ]
+}
+
+async fn always_pod_under_a_runtime_that_is_not_runc_restarts(stage: Stage) -> Result<()> {
+    let shape = Shape::always()
+        .init("fetch")
+        .regular("trainer")
+        .regular("logger")
+        .restarts_all("trainer", 42)
+        .runtime_class("nohooks");
+    let pod = stage.running(shape).await?;
+    for (container, hooks) in pod.hooks().await? {
+        ensure!(hooks.is_empty(), "{container} has hooks {hooks:?}");
+    }
+    let events = pod.events("NotProtected").await?;
+    let mut messages = events.iter().filter_map(|event| event.message.as_deref());
+    let told = messages.any(|message| message.contains("runtime handler runs no hooks"));
+    ensure!(told, "the pod is not told so: {events:?}");
+    pod.restarts_all("trainer", 42).await
+}
