@@ -15,12 +15,12 @@ use rustix::io::Errno;
 use serde_json::json;
 use tokio::time::Instant;
 
-use crate::evidence::{self, Entry};
+use crate::evidence::{self, Deed, Entry};
 use crate::node::Node;
 use crate::plugin::Plugin;
 use crate::recorder::{Recorder, Snapshot};
 use crate::runtime::{Container, State, describe};
-use crate::shape::Shape;
+use crate::shape::{Kind, Shape};
 use crate::wait::{self, PATIENCE};
 
 /// The kubelet's garbage collection removes what a deleted pod leaves in the runtime, once a minute, and
@@ -91,11 +91,31 @@ impl LivePod {
 
     /// Waits until inits are through and everything else runs and is ready.
     pub(crate) async fn until_running(&self) -> Result<Snapshot> {
-        self.recorder
+        let running = self
+            .recorder
             .until("all containers run", PATIENCE, |snapshot| {
                 self.not_running(snapshot)
             })
-            .await
+            .await?;
+        self.until_begun().await?;
+        Ok(running)
+    }
+
+    /// Waits until each container that lasts has written its first line: a busy machine takes its time between making
+    /// a process and running it.
+    async fn until_begun(&self) -> Result<()> {
+        wait::until("all containers have begun", PATIENCE, async || {
+            let entries = self.evidence().unwrap_or_default();
+            let began = |name| {
+                let mut entries = entries.iter();
+                entries.any(|entry| entry.container == name && entry.deed == Deed::Began)
+            };
+            let lasting = self.shape.containers.iter();
+            let mut lasting = lasting.filter(|it| it.kind != Kind::Init);
+            let missing = lasting.find(|it| !began(it.name));
+            Ok(missing.map_or(Ok(()), |it| Err(format!("{} has not", it.name))))
+        })
+        .await
     }
 
     /// The first container that is not as it is in a healthy pod.
@@ -204,8 +224,13 @@ impl LivePod {
     }
 
     /// What its containers have noted so far, with `say "note WORD"`.
-    pub(crate) fn notes(&self) -> Result<Vec<String>> {
-        Ok(evidence::notes(self.evidence()?))
+    pub(crate) async fn notes(&self) -> Result<Vec<String>> {
+        wait::until("something is noted", PATIENCE, async || {
+            let notes = evidence::notes(self.evidence()?);
+            let any = !notes.is_empty();
+            Ok(any.then_some(notes).ok_or_else(|| "nothing is".to_owned()))
+        })
+        .await
     }
 
     /// The evidence as a file, which can be read even after the pod's end.

@@ -126,7 +126,7 @@ impl Driver {
                 .await;
             let event = match result {
                 // The runtime stops nothing that it has not started (containerd `stopContainer`), and starts it then.
-                Ok(()) if self.is_starting(&id).await => None,
+                Ok(()) if self.is_yet_to_end(&id).await => None,
                 Ok(()) => Some(Event::Exited(id.clone())),
                 Err(CriError::Gone { .. }) => Some(Event::Gone(id.clone())),
                 Err(error) => {
@@ -149,10 +149,10 @@ impl Driver {
         }
     }
 
-    /// Asks the runtime only about a container of which no start has been heard.
-    async fn is_starting(&self, id: &ContainerId) -> bool {
+    /// Asks the runtime only about a container of which no end has been heard.
+    async fn is_yet_to_end(&self, id: &ContainerId) -> bool {
         let known = self.lock().instances.get(id).map(|it| it.state);
-        if known != Some(InstanceState::Created) {
+        if known.is_none_or(|state| matches!(state, InstanceState::Ended(_))) {
             return false;
         }
         match self.tools.cri.container_status(id).await {

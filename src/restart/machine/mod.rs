@@ -41,6 +41,8 @@ pub struct Machine {
     deadline: Instant,
     /// Before that, the kubelet may not have seen any of the containers run.
     unseen_until: Option<Instant>,
+    /// It waits for nothing but the guard's shields any more.
+    at_last: bool,
     /// The guard's creation was refused after the release: the kubelet has recorded the shields.
     recorded: bool,
     told: Told,
@@ -205,6 +207,7 @@ impl Machine {
             progress,
             deadline,
             unseen_until: None,
+            at_last: false,
             recorded: false,
             told: Told::default(),
             killed: false,
@@ -380,7 +383,12 @@ impl Machine {
             Phase::Down if self.replays() => self.step_before_replay(now, effects),
             Phase::Replay => self.step_replay(now, effects),
             Phase::Down if self.unseen_until.is_some() => false,
-            Phase::Down if late || (self.killed && self.all_down() && self.shields_stand()) => {
+            Phase::Down if late && !self.guard_stands() && !self.at_last => {
+                self.at_last = true;
+                self.deadline = now + LAST_MOMENT;
+                true
+            }
+            Phase::Down if late || self.is_down() => {
                 self.leave_down(now, effects);
                 true
             }
@@ -414,6 +422,11 @@ impl Machine {
             }
             Phase::Down | Phase::Shielded | Phase::Clear | Phase::Over => false,
         }
+    }
+
+    fn is_down(&self) -> bool {
+        let shielded = self.shields_stand() || (self.at_last && self.guard_stands());
+        self.killed && self.all_down() && shielded
     }
 
     fn may_kill(&self, now: Instant) -> bool {

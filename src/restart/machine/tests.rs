@@ -341,6 +341,9 @@ fn action_restart_concerns_one_container() {
 #[test]
 fn a_container_that_cannot_be_killed_does_not_hold_the_others_for_ever() {
     let mut world = all(RestartPolicy::Never, PLAIN, "a");
+    for id in ["shield-1", "shield-2"] {
+        world.handle(Event::PlaceholderMade("a".into(), id.into()));
+    }
     world.now += DOWN_LIMIT;
     world.handle(Event::Tick);
     assert_eq!(world.released.len(), 2);
@@ -352,6 +355,9 @@ fn a_pod_whose_guard_could_not_be_shielded_is_left_to_fail_with_its_exits() {
         let mut world = all(RestartPolicy::Never, shape, "a");
         world.handle(Event::PlaceholderMade("b".into(), "shield-1".into()));
         world.now += DOWN_LIMIT;
+        world.handle(Event::Tick);
+        assert!(world.released.is_empty());
+        world.now += LAST_MOMENT;
         world.handle(Event::Tick);
         assert_eq!(world.finished, Some(Outcome::Unshielded));
         assert_eq!(world.released.len(), shape.len());
@@ -367,6 +373,19 @@ fn a_container_that_alone_could_not_be_shielded_is_removed_to_start_again() {
     }
     world.now += DOWN_LIMIT;
     world.handle(Event::Tick);
+    assert_eq!(world.machine.phase(), Phase::Up);
+    assert!(world.removed("b-0") && !world.removed("a-0"));
+}
+
+#[test]
+fn a_guard_that_is_shielded_in_the_last_moment_saves_the_pod() {
+    let mut world = all(RestartPolicy::Never, PLAIN, "a");
+    world.handle(Event::Held("b-0".into()));
+    world.now += DOWN_LIMIT;
+    world.handle(Event::Tick);
+    for id in ["shield-1", "shield-2"] {
+        world.handle(Event::PlaceholderMade("a".into(), id.into()));
+    }
     assert_eq!(world.machine.phase(), Phase::Up);
     assert!(world.removed("b-0") && !world.removed("a-0"));
 }

@@ -30,14 +30,14 @@ async fn stay_exclusive(stage: &Stage) -> Result<()> {
         let others = Shape::never().regular("trainer").at_first(NOTE);
         let others = others.restarts_all("trainer", 42).started_by(start);
         let others = stage.running(others).await?;
-        let cores = others.notes()?;
+        let cores = others.notes().await?;
         let owner = Shape::never()
             .regular("trainer")
             .field("resources", exactly("1"))
             .at_first(NOTE);
         let owner = owner.restarts_all("trainer", 42).started_by(start);
         let owner = stage.running(owner).await?;
-        let own = owner.notes()?;
+        let own = owner.notes().await?;
         ensure!(
             own.len() == 1 && own != cores,
             "it has {own:?} of {cores:?}"

@@ -99,7 +99,7 @@ async fn has_users_of_its_own(stage: Stage, shape: Shape, start: &str) -> Result
         .restarts_all("trainer", 42)
         .started_by(start);
     let pod = stage.running(shape).await?;
-    let users = pod.notes()?;
+    let users = pod.notes().await?;
     ensure!(users.len() == 1 && users != ["0"], "{users:?}");
     let before = Before::of(&pod).await?;
     pod.restarts_all("trainer", 42).await?;
