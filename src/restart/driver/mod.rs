@@ -364,7 +364,8 @@ impl Driver {
         let mut news = Vec::new();
         for (id, instance) in found {
             let before = state.instances.get(&id).map(|instance| instance.state);
-            if !instance.placeholder && before != Some(instance.state) {
+            // A list may be older than what was heard meanwhile.
+            if !instance.placeholder && before < Some(instance.state) {
                 news.push((id.clone(), instance.name.clone(), instance.state));
             }
             state.instances.insert(id, instance);

@@ -26,7 +26,7 @@ use crate::restart::replay::{Attempt, Obstacle, complete, inits_are_quick, log_l
 
 /// How long a pod waits for its turn. After that it is left to the kubelet, while there is time for placeholders: a crowd
 /// takes seconds to make them.
-const LONGEST_WAIT: Duration = Duration::from_secs(2);
+const LONGEST_WAIT: Duration = Duration::from_millis(2500);
 
 /// What a restart is replayed from.
 #[derive(Debug)]

@@ -138,6 +138,10 @@ impl Machine {
         let Some(index) = self.index_of_new(name, &id) else {
             return Vec::new();
         };
+        // The news of its end may have been faster.
+        if matches!(&self.progress[index].new, NewState::Ended(ended, _) if *ended == id) {
+            return Vec::new();
+        }
         self.progress[index].new = NewState::Running(id);
         self.progress[index].started = Some(now);
         self.replaced(index)

@@ -378,6 +378,15 @@ fn a_container_that_alone_could_not_be_shielded_is_removed_to_start_again() {
 }
 
 #[test]
+fn a_start_that_is_told_after_the_end_takes_nothing_back() {
+    let mut world = all(RestartPolicy::Always, FULL, "a");
+    world.settle();
+    world.complete("i");
+    world.handle(Event::Started("i".into(), "i-1".into()));
+    assert_eq!(world.attempt("s"), Verdict::Admit);
+}
+
+#[test]
 fn a_guard_that_is_shielded_in_the_last_moment_saves_the_pod() {
     let mut world = all(RestartPolicy::Never, PLAIN, "a");
     world.handle(Event::Held("b-0".into()));
