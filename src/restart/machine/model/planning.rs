@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
+use super::case::Kind;
 use super::plugin::Plugin;
+use super::runtime::Is;
 use super::{Ms, World};
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
@@ -95,8 +97,11 @@ impl World {
     }
 
     fn is_initialising(&self) -> bool {
-        let mut inits = self.case.inits();
-        inits.any(|(name, kind)| *kind == ContainerKind::Init && self.runtime.runs(name))
+        let mut containers = self.runtime.containers.values();
+        containers.any(|it| {
+            let lives = matches!(it.is, Is::Created | Is::Running);
+            lives && !it.placeholder && self.case.kind_of(&it.name) == ContainerKind::Init
+        })
     }
 
     pub(super) fn hand_over(&mut self, why: String) {
@@ -113,11 +118,16 @@ impl World {
         }
         let mut circumstances = self.circumstances(restart, trigger);
         circumstances.starter = Starter::Kubelet(why);
-        // The kubelet may look in the moment between its exit and its removal.
+        // The kubelet may look in the moment between its exit and its removal, or before one is removed that never ran.
+        let slow = self.case.delays(Kind::Remove);
         let mut inits = self.runtime.containers.values();
         self.excused |= inits.any(|it| {
-            let kind = self.case.kind_of(&it.name);
-            kind == ContainerKind::Init && it.seen() == FoundState::Running
+            let seen = match it.seen() {
+                FoundState::Created => slow,
+                FoundState::Running => true,
+                FoundState::Exited(_) => false,
+            };
+            seen && self.case.kind_of(&it.name) == ContainerKind::Init
         });
         // It is the same restart.
         self.decisions.pop();
@@ -160,7 +170,8 @@ impl World {
     pub(super) fn carry_out(&mut self, plan: Plan, held: Ms) {
         // What the kubelet does not record cannot be shown to it.
         self.excused |= self.kubelet.stale;
-        // Without a spec, a running init container is taken for a regular one and not guarded: killed, it has failed.
+        // Without a spec, an init container that runs, or is about to, is taken for a regular one: killed, it has failed, and seen
+        // to wait it has the status dropped.
         self.excused |= self.is_initialising() && !self.case.spec_known;
         self.decisions.push(plan.clone());
         let now = self.instant();
