@@ -167,6 +167,13 @@ remove_runtimes() {
     ((!${#sockets[@]})) || rm -f "${sockets[@]}"
 }
 
+# In memory, as a real node has it (/run/containerd). The shim of containerd 2.4 waits until an exit is on the disk before
+# it tells of it, and of the next of the pod.
+make_runtime_state() {
+    mkdir "$DIR/containerd/state"
+    mount -t tmpfs -o mode=711 tmpfs "$DIR/containerd/state"
+}
+
 # The trailing slash keeps node "a" away from the mounts of node "ab".
 node_mounts() { # the innermost first
     awk -v dir="$DIR/" 'index($5, dir) == 1 {print $5}' /proc/self/mountinfo | tac

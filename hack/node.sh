@@ -103,6 +103,7 @@ up() {
     write_configs
     make_bridge
     make_cgroups
+    make_runtime_state
     start_component etcd
     start_component containerd
     await_component etcd
@@ -133,8 +134,8 @@ down() {
     remove_cgroups
     remove_runtimes
     remove_cgroups # once more, for what was about to be made the first time
-    remove_mounts
     remove_shared_files
+    remove_mounts
     if SLOT=$(claimed_slot); then
         remove_bridge
         with_lock "$REGISTRY_LOCK" release_slot

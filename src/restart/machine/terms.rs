@@ -12,9 +12,9 @@ use crate::restart::plan::Way;
 pub const DOWN_LIMIT: Duration = Duration::from_millis(6500);
 /// How long before that a replay gives up: making placeholders takes time.
 pub const FALLBACK_TIME: Duration = Duration::from_secs(2);
-/// How much longer than [`DOWN_LIMIT`] the guard's placeholders may take, without which the pod fails: half a second before
+/// How much longer than [`DOWN_LIMIT`] the guard's placeholders may take, without which the pod fails: a second before
 /// the hooks give up.
-pub const LAST_MOMENT: Duration = Duration::from_secs(1);
+pub const LAST_MOMENT: Duration = Duration::from_millis(500);
 /// How long one that is removed in the last moment takes to make again: the hooks wait for longer than this.
 pub const SHIELD_TIME: Duration = Duration::from_millis(500);
 /// How long a replay whose attempts are being started may go on when it should give up: a second before the hooks do.
