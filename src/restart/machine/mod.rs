@@ -41,8 +41,8 @@ pub struct Machine {
     deadline: Instant,
     /// Before that, the kubelet may not have seen any of the containers run.
     unseen_until: Option<Instant>,
-    /// It waits for nothing but the guard's shields any more.
-    at_last: bool,
+    /// How long it may yet wait for the guard's shields, and for nothing else.
+    last_moment: Option<Duration>,
     /// The guard's creation was refused after the release: the kubelet has recorded the shields.
     recorded: bool,
     told: Told,
@@ -207,7 +207,7 @@ impl Machine {
             progress,
             deadline,
             unseen_until: None,
-            at_last: false,
+            last_moment: Some(LAST_MOMENT),
             recorded: false,
             told: Told::default(),
             killed: false,
@@ -383,9 +383,8 @@ impl Machine {
             Phase::Down if self.replays() => self.step_before_replay(now, effects),
             Phase::Replay => self.step_replay(now, effects),
             Phase::Down if self.unseen_until.is_some() => false,
-            Phase::Down if late && !self.guard_stands() && !self.at_last => {
-                self.at_last = true;
-                self.deadline = now + LAST_MOMENT;
+            Phase::Down if late && !self.guard_stands() && self.last_moment.is_some() => {
+                self.deadline = now + self.last_moment.take().unwrap_or_default();
                 true
             }
             Phase::Down if late || self.is_down() => {
@@ -425,7 +424,8 @@ impl Machine {
     }
 
     fn is_down(&self) -> bool {
-        let shielded = self.shields_stand() || (self.at_last && self.guard_stands());
+        let enough = self.last_moment.is_none() && self.guard_stands();
+        let shielded = self.shields_stand() || enough;
         self.killed && self.all_down() && shielded
     }
 
