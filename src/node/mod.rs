@@ -3,6 +3,7 @@
 //! Pure bookkeeping: whoever owns a [`Pod`] tells it what it heard. Containers of other pods are never kept.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::ids::{ContainerId, ContainerName, ExitCode};
@@ -44,16 +45,22 @@ pub struct Instances {
 
 impl Instances {
     /// Takes note of a container that is new, or known better than before. News may come out of order: what a
-    /// container has reached is never taken back.
-    pub fn insert(&mut self, id: ContainerId, instance: Instance) {
-        self.by_id
-            .entry(id)
-            .and_modify(|known| {
+    /// container has reached is never taken back. Returns whether it is new, or has come further.
+    pub fn insert(&mut self, id: ContainerId, instance: Instance) -> bool {
+        match self.by_id.entry(id) {
+            Entry::Vacant(entry) => {
+                entry.insert(instance);
+                true
+            }
+            Entry::Occupied(entry) => {
+                let known = entry.into_mut();
+                let news = known.state < instance.state;
                 known.state = known.state.max(instance.state);
                 known.created_at = known.created_at.min(instance.created_at);
                 known.hooked = known.hooked.or(instance.hooked);
-            })
-            .or_insert(instance);
+                news
+            }
+        }
     }
 
     /// Its process runs. Returns its name unless it is unknown or has ended already.
@@ -178,12 +185,12 @@ mod tests {
     fn an_end_is_never_taken_back_by_older_news() {
         let mut pod = Instances::default();
         let id = ContainerId::from("c1");
-        pod.insert(id.clone(), instance("a", InstanceState::Running, 1));
+        assert!(pod.insert(id.clone(), instance("a", InstanceState::Running, 1)));
         assert!(pod.ended(&id, None));
         assert!(pod.ended(&id, Some(ExitCode(42))));
         assert!(!pod.ended(&id, Some(ExitCode(0))));
         assert_eq!(pod.started(&id), None);
-        pod.insert(id.clone(), instance("a", InstanceState::Running, 1));
+        assert!(!pod.insert(id.clone(), instance("a", InstanceState::Running, 1)));
         assert_eq!(
             pod.get(&id).unwrap().state,
             InstanceState::Ended(Some(ExitCode(42)))

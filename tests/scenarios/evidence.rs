@@ -63,6 +63,19 @@ fn parse(line: &str) -> Result<Entry> {
     })
 }
 
+/// Says which of these containers has not begun, if there is one.
+pub(crate) fn have_begun<'n>(
+    entries: &[Entry],
+    mut containers: impl Iterator<Item = &'n str>,
+) -> std::result::Result<(), String> {
+    let began = |name| {
+        let mut entries = entries.iter();
+        entries.any(|entry| entry.container == name && entry.deed == Deed::Began)
+    };
+    let missing = containers.find(|&name| !began(name));
+    missing.map_or(Ok(()), |name| Err(format!("{name} has not")))
+}
+
 /// The words of those that are notes.
 pub(crate) fn notes(entries: Vec<Entry>) -> Vec<String> {
     let note = |entry: Entry| match entry.deed {

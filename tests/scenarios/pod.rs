@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use serde_json::json;
 use tokio::time::Instant;
 
-use crate::evidence::{self, Deed, Entry};
+use crate::evidence::{self, Entry};
 use crate::node::Node;
 use crate::plugin::Plugin;
 use crate::recorder::{Recorder, Snapshot};
@@ -106,14 +106,9 @@ impl LivePod {
     async fn until_begun(&self) -> Result<()> {
         wait::until("all containers have begun", PATIENCE, async || {
             let entries = self.evidence().unwrap_or_default();
-            let began = |name| {
-                let mut entries = entries.iter();
-                entries.any(|entry| entry.container == name && entry.deed == Deed::Began)
-            };
             let lasting = self.shape.containers.iter();
-            let mut lasting = lasting.filter(|it| it.kind != Kind::Init);
-            let missing = lasting.find(|it| !began(it.name));
-            Ok(missing.map_or(Ok(()), |it| Err(format!("{} has not", it.name))))
+            let lasting = lasting.filter(|it| it.kind != Kind::Init);
+            Ok(evidence::have_begun(&entries, lasting.map(|it| it.name)))
         })
         .await
     }

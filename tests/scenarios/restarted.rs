@@ -155,12 +155,8 @@ impl LivePod {
     pub(crate) async fn until_begun_again(&self, before: &Before) -> Result<()> {
         wait::until("all containers have begun again", PATIENCE, async || {
             let after = self.evidence_since(before)?;
-            let began = |name| {
-                let mut entries = after.iter();
-                entries.any(|entry| entry.container == name && entry.deed == Deed::Began)
-            };
-            let missing = before.restarting(self).find(|it| !began(it.name));
-            Ok(missing.map_or(Ok(()), |it| Err(format!("{} has not", it.name))))
+            let restarting = before.restarting(self).map(|it| it.name);
+            Ok(evidence::have_begun(&after, restarting))
         })
         .await
     }

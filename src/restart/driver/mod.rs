@@ -363,12 +363,12 @@ impl Driver {
         }
         let mut news = Vec::new();
         for (id, instance) in found {
-            let before = state.instances.get(&id).map(|instance| instance.state);
+            let (name, now, placeholder) =
+                (instance.name.clone(), instance.state, instance.placeholder);
             // A list may be older than what was heard meanwhile.
-            if !instance.placeholder && before < Some(instance.state) {
-                news.push((id.clone(), instance.name.clone(), instance.state));
+            if state.instances.insert(id.clone(), instance) && !placeholder {
+                news.push((id, name, now));
             }
-            state.instances.insert(id, instance);
         }
         if let Some(record) = begun {
             self.resume(&mut state, record);

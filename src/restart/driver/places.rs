@@ -2,12 +2,17 @@
 //! many at once take as long as one after another, each of them too long.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
 
 /// Thirty pods of three containers take two cores some six seconds.
 const PLACES_PER_CORE: usize = 8;
 const TURNS_PER_CORE: usize = 2;
+/// How long a pod waits for its turn. After that it is left to the kubelet, while there is time for placeholders: a crowd
+/// takes seconds to make them.
+const LONGEST_WAIT: Duration = Duration::from_millis(2500);
 
 /// The places of a machine.
 #[derive(Debug)]
@@ -49,14 +54,14 @@ impl Places {
 }
 
 impl Place {
-    /// Waits until it is this pod's turn, first come, first served.
-    pub(super) fn turn(&self) -> impl Future<Output = Turn> + use<> {
-        let turn = Arc::clone(&self.turns).acquire_owned();
+    /// Waits until it is this pod's turn, first come, first served. `None`: it would come too late.
+    pub(super) fn turn(&self) -> impl Future<Output = Option<Turn>> + use<> {
+        let turn = timeout(LONGEST_WAIT, Arc::clone(&self.turns).acquire_owned());
         async {
-            let turn = turn.await;
-            Turn {
+            let turn = turn.await.ok()?;
+            Some(Turn {
                 _turn: turn.expect("nobody closes it"),
-            }
+            })
         }
     }
 }
@@ -66,16 +71,25 @@ mod tests {
     use super::*;
     use futures::FutureExt;
 
-    #[test]
-    fn two_pods_a_core_have_their_turn_and_others_wait_for_it() {
+    #[tokio::test(start_paused = true)]
+    async fn two_pods_a_core_have_their_turn_and_others_wait_for_it() {
         let places = Places::of(1);
         let place = places.take().unwrap();
         let first = place.turn().now_or_never().unwrap();
-        let _second = place.turn().now_or_never().unwrap();
+        let second = place.turn().now_or_never().unwrap();
+        assert!(first.is_some() && second.is_some());
         let mut third = Box::pin(place.turn());
         assert!(third.as_mut().now_or_never().is_none());
         drop(first);
-        assert!(third.now_or_never().is_some());
+        assert!(third.now_or_never().unwrap().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_turn_that_would_come_too_late_is_none() {
+        let places = Places::of(1);
+        let place = places.take().unwrap();
+        let _turns = [place.turn().await, place.turn().await];
+        assert!(place.turn().await.is_none());
     }
 
     #[test]

@@ -7,11 +7,10 @@ use std::io;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::future::{join_all, try_join_all};
 use tokio::task::spawn_blocking;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 
 use super::Driver;
 use super::perform::LONGEST_LOOK;
@@ -23,10 +22,6 @@ use crate::node::now_ns;
 use crate::restart::machine::{Event, Machine, Phase};
 use crate::restart::plan::{Plan, RestartId};
 use crate::restart::replay::{Attempt, Obstacle, complete, inits_are_quick, log_link};
-
-/// How long a pod waits for its turn. After that it is left to the kubelet, while there is time for placeholders: a crowd
-/// takes seconds to make them.
-const LONGEST_WAIT: Duration = Duration::from_millis(2500);
 
 /// What a restart is replayed from.
 #[derive(Debug)]
@@ -55,13 +50,13 @@ impl Driver {
         let Some(turn) = self.lock().place.as_ref().map(Place::turn) else {
             return;
         };
-        let turn = timeout(LONGEST_WAIT, turn).await;
+        let turn = turn.await;
         if !self.lock().is_restart(&plan.id, Machine::may_replay) {
             return;
         }
         let replay = match turn {
-            Ok(turn) => self.replay_of(&plan).await.map(|replay| (replay, turn)),
-            Err(_) => Err(Obstacle::Busy),
+            Some(turn) => self.replay_of(&plan).await.map(|replay| (replay, turn)),
+            None => Err(Obstacle::Busy),
         };
         let mut state = self.lock();
         if !state.is_restart(&plan.id, Machine::may_replay) {

@@ -383,12 +383,11 @@ impl Machine {
             Phase::Down if self.replays() => self.step_before_replay(now, effects),
             Phase::Replay => self.step_replay(now, effects),
             Phase::Down if self.unseen_until.is_some() => false,
-            Phase::Down if late && !self.guard_stands() && self.last_moment.is_some() => {
-                self.deadline = now + self.last_moment.take().unwrap_or_default();
-                true
-            }
             Phase::Down if late || self.is_down() => {
-                self.leave_down(now, effects);
+                match self.last_moment.take() {
+                    Some(more) if !self.guard_stands() => self.deadline = now + more,
+                    _ => self.leave_down(now, effects),
+                }
                 true
             }
             Phase::Shielded if self.recorded && self.start_at.is_none() => {
