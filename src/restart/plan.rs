@@ -285,6 +285,12 @@ impl Circumstances {
     }
 }
 
+/// Whether none of these containers waits for another.
+pub fn start_at_once<'m>(members: impl IntoIterator<Item = &'m Member>) -> bool {
+    let mut members = members.into_iter();
+    members.all(|member| member.kind == ContainerKind::Regular)
+}
+
 fn member_of<'m>(members: &'m [Member], name: &ContainerName) -> Option<&'m Member> {
     members.iter().find(|member| member.name == *name)
 }
@@ -300,6 +306,12 @@ impl Plan {
     #[must_use]
     pub fn is_whole_pod(&self) -> bool {
         self.action != Action::Restart
+    }
+
+    /// Whether no container waits for another.
+    #[must_use]
+    pub fn starts_at_once(&self) -> bool {
+        start_at_once(&self.members)
     }
 
     /// How long after the decision no container may start.

@@ -16,7 +16,9 @@ use crate::node::InstanceState;
 use crate::policy::{Action, CompletedContainers, Policy, Rules};
 use crate::report::condition_type;
 use crate::restart::machine::{Effect, Event, Machine};
-use crate::restart::plan::{Circumstances, Member, Plan, RestartId, Starter, Trigger};
+use crate::restart::plan::{
+    Circumstances, Member, Plan, RestartId, Starter, Trigger, start_at_once,
+};
 use crate::restart::replay::{self, Obstacle};
 
 impl Driver {
@@ -131,7 +133,7 @@ impl Driver {
         let wait = state.past.wait(scope.as_ref(), now, &self.tools.back_off);
         circumstances.back_off_ms = millis(wait);
         let (starter, place) = match self.place(state, &circumstances) {
-            Ok(place) => (Starter::Plugin, Some(place)),
+            Ok(place) => (Starter::Plugin, place),
             Err(obstacle) => (Starter::Kubelet(obstacle.to_string()), None),
         };
         circumstances.starter = starter;
@@ -145,8 +147,13 @@ impl Driver {
         self.carry_out(state, plan, Duration::ZERO);
     }
 
-    /// Whether the containers can be replayed.
-    fn place(&self, state: &State, circumstances: &Circumstances) -> Result<Place, Obstacle> {
+    /// Whether the containers can be replayed. Only one after another takes a place: what starts at once is as safe as
+    /// behind placeholders as soon as all of it is made.
+    fn place(
+        &self,
+        state: &State,
+        circumstances: &Circumstances,
+    ) -> Result<Option<Place>, Obstacle> {
         let Circumstances {
             action, trigger, ..
         } = circumstances;
@@ -164,7 +171,13 @@ impl Driver {
         } else {
             replay::obstacle(asked.unwrap_or(self.tools.start), spec, &members)
         };
-        obstacle.map_or_else(|| self.tools.places.take().ok_or(Obstacle::Busy), Err)
+        if let Some(obstacle) = obstacle {
+            return Err(obstacle);
+        }
+        if start_at_once(members) {
+            return Ok(None);
+        }
+        self.tools.places.take().map(Some).ok_or(Obstacle::Busy)
     }
 
     /// What a replay made and did not start shields nothing, and nobody else would remove it before the kubelet collects

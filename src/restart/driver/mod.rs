@@ -423,9 +423,6 @@ impl Driver {
         }
         let (machine, effects) = Machine::resume(plan, phase, &found, elapsed, Instant::now());
         state.machine = Some(machine);
-        if phase == Phase::Replay {
-            self.sweep_unstarted(state);
-        }
         self.apply(state, effects);
         self.watch_shields();
     }

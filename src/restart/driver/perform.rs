@@ -323,12 +323,12 @@ impl Driver {
     }
 
     /// Behind a placeholder the kubelet does not see that a container runs, and starts another one beside it as
-    /// soon as no gate keeps it from doing so. That is risked for the moment that a kill takes, but not for a
-    /// grace period, and not if the gate is away.
+    /// soon as no gate keeps it from doing so: if this process dies, for one. That is risked for the moment that a kill
+    /// takes, but not before it is under way, not for a grace period, and not if the gate is away.
     fn may_be_shielded(&self, id: &ContainerId) -> bool {
         let state = self.lock();
         let machine = state.machine.as_ref();
-        let at_once = machine.is_some_and(|machine| machine.plan().grace_ms == 0);
+        let at_once = machine.is_some_and(Machine::kills_at_once);
         let instance = state.instances.get(id);
         // One that the kubelet has just created is about to run.
         let lives = instance.is_some_and(|it| !matches!(it.state, InstanceState::Ended(_)));

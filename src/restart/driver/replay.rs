@@ -10,11 +10,11 @@ use std::sync::Arc;
 
 use futures::future::{join_all, try_join_all};
 use tokio::task::spawn_blocking;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::Driver;
 use super::perform::LONGEST_LOOK;
-use super::places::Place;
+use super::places::{LONGEST_WAIT, Turn};
 use crate::cri::{CriError, PodSandboxConfig};
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::{ContainerKind, RestartPolicy};
@@ -44,19 +44,22 @@ enum ReplayError {
 }
 
 impl Driver {
-    /// Learns what the old containers were made from, as soon as it is this pod's turn.
+    /// Learns what the old containers were made from. A pod whose containers start one after another waits for its turn
+    /// before that: it must come to an end while exits can be held.
     pub(super) async fn recover(self: Arc<Self>) {
         let Some(plan) = self.plan() else { return };
-        let Some(turn) = self.lock().place.as_ref().map(Place::turn) else {
-            return;
+        let turn = if plan.starts_at_once() {
+            Ok(None)
+        } else {
+            let turn = timeout(LONGEST_WAIT, self.tools.places.turn()).await;
+            turn.map(Some).map_err(|_| Obstacle::Busy)
         };
-        let turn = turn.await;
         if !self.lock().is_restart(&plan.id, Machine::may_replay) {
             return;
         }
         let replay = match turn {
-            Some(turn) => self.replay_of(&plan).await.map(|replay| (replay, turn)),
-            None => Err(Obstacle::Busy),
+            Ok(turn) => self.replay_of(&plan).await.map(|replay| (replay, turn)),
+            Err(busy) => Err(busy),
         };
         let mut state = self.lock();
         if !state.is_restart(&plan.id, Machine::may_replay) {
@@ -65,7 +68,7 @@ impl Driver {
         let result = match replay {
             Ok((replay, turn)) => {
                 state.replay = Some(Arc::new(replay));
-                state.turn = Some(turn);
+                state.turn = turn;
                 Ok(())
             }
             Err(obstacle) => Err(obstacle.to_string()),
@@ -98,13 +101,13 @@ impl Driver {
     }
 
     /// Makes the next attempts of these containers, then starts them. Among containers that run the kubelet would see
-    /// that one waits; while all wait nothing wakes it (`generateEvents`, pkg/kubelet/pleg/generic.go).
+    /// that one waits; while all wait nothing wakes it (`generateEvents`, pkg/kubelet/pleg/generic.go). What is made
+    /// shields the exits as placeholders do, so that its start may wait for its turn for longer than exits can be held.
     pub(super) async fn replay(self: Arc<Self>, names: Vec<ContainerName>) {
         let Some(plan) = self.plan() else { return };
         let Some(replay) = self.lock().replay.clone() else {
             return;
         };
-        let _turn = self.lock().turn.take();
         let attempts = names
             .iter()
             .filter_map(|name| replay.attempts.get_key_value(name));
@@ -112,13 +115,13 @@ impl Driver {
         let making = attempts
             .iter()
             .map(|(name, attempt)| self.make(name, attempt, &replay.sandbox));
+        // The first containers of a pod that has its turn for all of them.
+        let _whole = self.lock().turn.take();
+        let turn = self.turn(&plan).await;
         let began = Instant::now();
         let made = join_all(making).await;
-        // Nothing is released before the last of them runs: a kubelet that listed the containers before these were there
-        // has asked for the state of each by then.
-        if is_harmed_by_exits(&plan, &names) {
-            sleep(began.elapsed().min(LONGEST_LOOK)).await;
-        }
+        drop(turn);
+        let looked = Instant::now() + began.elapsed().min(LONGEST_LOOK);
         // Either all or none: the kubelet is to take over from what never ran.
         let failed = attempts.iter().zip(&made);
         let mut failed = failed.filter_map(|((name, _), made)| Some((name, made.as_ref().err()?)));
@@ -127,6 +130,15 @@ impl Driver {
             made.into_iter().flatten().for_each(|id| self.sweep(id));
             return;
         }
+        for ((name, _), id) in attempts.iter().zip(made.iter().flatten()) {
+            self.made(&plan.id, name, id);
+        }
+        // Nothing is released before the last of them runs: a kubelet that listed the containers before these were there
+        // has asked for the state of each by then.
+        if is_harmed_by_exits(&plan, &names) {
+            sleep_until(looked).await;
+        }
+        let _turn = self.turn(&plan).await;
         let started = attempts.into_iter().zip(made.into_iter().flatten());
         let started = started.map(async |((name, attempt), id)| {
             match self.start(&plan.id, &id).await {
@@ -139,6 +151,25 @@ impl Driver {
             }
         });
         join_all(started).await;
+    }
+
+    /// For what is done to all containers at once. So all pods make theirs before any starts them: that much must be
+    /// done while exits are held.
+    async fn turn(&self, plan: &Plan) -> Option<Turn> {
+        if !plan.starts_at_once() {
+            return None;
+        }
+        Some(self.tools.places.turn().await)
+    }
+
+    /// If it is wanted no longer, nobody else knows of it.
+    fn made(self: &Arc<Self>, restart: &RestartId, name: &ContainerName, id: &ContainerId) {
+        let mut state = self.lock();
+        if state.is_restart(restart, |machine| machine.phase() == Phase::Replay) {
+            self.feed(&mut state, Event::Made(name.clone(), id.clone()));
+        } else {
+            self.sweep(id.clone());
+        }
     }
 
     fn not_replayed(
@@ -179,8 +210,8 @@ impl Driver {
         restart: &RestartId,
         id: &ContainerId,
     ) -> Result<(), ReplayError> {
+        // What was made goes with the restart, or shields on.
         if !self.is_replaying(restart) {
-            self.sweep(id.clone());
             return Err(ReplayError::Unwanted);
         }
         let started = self.tools.cri.start_container(id).await;

@@ -79,6 +79,11 @@ impl Machine {
         standing.map(|(_, id)| Effect::Remove(id)).collect()
     }
 
+    pub(super) fn removals_of_unstarted(&self) -> Vec<Effect> {
+        let made = self.progress.iter().filter_map(|it| it.made.clone());
+        made.map(Effect::Remove).collect()
+    }
+
     pub(super) fn removals_of_replaced(&self) -> Vec<Effect> {
         self.progress
             .iter()

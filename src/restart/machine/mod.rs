@@ -94,6 +94,7 @@ impl Machine {
                 old_exit: member.old.as_ref().and_then(|old| old.exit),
                 older: member.older.iter().cloned().collect(),
                 placeholders: BTreeSet::new(),
+                made: None,
                 new: NewState::None,
                 started: None,
             })
@@ -170,10 +171,10 @@ impl Machine {
             machine.plan.starter = Starter::Kubelet(why.into());
         }
         if machine.phase == Phase::Replay {
-            effects.extend(if elapsed < AGAIN_LIMIT {
+            effects.extend(if elapsed < AGAIN_LIMIT && !machine.is_seen_through() {
                 machine.hand_over(why.into())
             } else {
-                machine.again(false, now)
+                machine.leave_rest(now)
             });
             return (machine, effects);
         }
@@ -267,6 +268,12 @@ impl Machine {
         self.index_of_old(id).is_some()
     }
 
+    /// Whether what runs is being killed, or is to be as soon as it is shielded.
+    #[must_use]
+    pub fn kills_at_once(&self) -> bool {
+        self.plan.grace_ms == 0 && (self.killed || self.plan.shields_come_first())
+    }
+
     /// Placeholders that still stand.
     #[must_use]
     pub fn leftovers(&self) -> Vec<(ContainerName, ContainerId)> {
@@ -305,6 +312,7 @@ impl Machine {
                 let failure = &mut self.replay.failure;
                 failure.get_or_insert_with(|| format!("{name}: {why}"));
             }
+            Event::Made(name, id) => effects.extend(self.made(&name, id)),
             Event::Held(id) => self.set_old(&id, OldState::Held),
             Event::Exited(id) => self.set_old(&id, OldState::Exited),
             Event::Ended(name, id, code) => effects.extend(self.ended(&name, id, code)),
@@ -529,6 +537,7 @@ impl Machine {
         let mut effects = vec![Effect::Release(held)];
         effects.extend(self.announce(false));
         effects.extend(self.removals_of_placeholders());
+        effects.extend(self.removals_of_unstarted());
         effects.push(Effect::Finish(outcome));
         effects
     }
@@ -540,8 +549,15 @@ impl Machine {
             self.phase = Phase::Over;
             return vec![Effect::Again];
         }
+        self.leave_rest(now)
+    }
+
+    /// The kubelet goes on by itself; what is left is to take away what shields a container until it has started.
+    fn leave_rest(&mut self, now: Instant) -> Vec<Effect> {
         let mut effects = Vec::new();
-        // The kubelet goes on by itself; what is left is to take away the placeholders of what has started.
+        for progress in &mut self.progress {
+            progress.placeholders.extend(progress.made.take());
+        }
         self.plan.way = Way::Shielded;
         self.enter(Phase::Up, now, &mut effects);
         effects.extend(self.announce_down());
@@ -552,10 +568,10 @@ impl Machine {
     }
 }
 
-/// A placeholder that was under way when the pod was deleted must not stay.
+/// What was being made when the pod was deleted must not stay.
 fn after_the_end(event: Event) -> Vec<Effect> {
     match event {
-        Event::PlaceholderMade(_, id) => vec![Effect::Remove(id)],
+        Event::PlaceholderMade(_, id) | Event::Made(_, id) => vec![Effect::Remove(id)],
         _ => Vec::new(),
     }
 }

@@ -71,6 +71,7 @@ impl Machine {
             return Vec::new();
         };
         let progress = &mut self.progress[index];
+        progress.made.take_if(|made| *made == id);
         let known = match &progress.new {
             NewState::Ended(new, known) if *new == id => *known,
             _ => None,
@@ -105,6 +106,7 @@ impl Machine {
             let name = self.plan.members[index].name.clone();
             let progress = &mut self.progress[index];
             progress.older.remove(id);
+            progress.made.take_if(|made| made == id);
             let shield = progress.placeholders.remove(id);
             let seen = progress.old != Some(OldState::Gone);
             // Whoever tidies up on a node takes what was never started for dead. Another takes its place, also just
@@ -121,6 +123,17 @@ impl Machine {
             }
         }
         effects
+    }
+
+    pub(super) fn made(&mut self, name: &ContainerName, id: ContainerId) -> Vec<Effect> {
+        let wanted = self.phase == Phase::Replay;
+        match self.index_of(name).filter(|_| wanted) {
+            Some(index) => {
+                self.progress[index].made = Some(id);
+                Vec::new()
+            }
+            None => vec![Effect::Remove(id)],
+        }
     }
 
     pub(super) fn add_placeholder(&mut self, name: &ContainerName, id: ContainerId) {
@@ -142,8 +155,10 @@ impl Machine {
         if matches!(&self.progress[index].new, NewState::Ended(ended, _) if *ended == id) {
             return Vec::new();
         }
-        self.progress[index].new = NewState::Running(id);
-        self.progress[index].started = Some(now);
+        let progress = &mut self.progress[index];
+        progress.made.take_if(|made| *made == id);
+        progress.new = NewState::Running(id);
+        progress.started = Some(now);
         self.replaced(index)
     }
 

@@ -30,6 +30,8 @@ pub(super) struct Progress {
     /// Attempts before the old one that are still there.
     pub(super) older: BTreeSet<ContainerId>,
     pub(super) placeholders: BTreeSet<ContainerId>,
+    /// An attempt that a replay has made and not started. Until then it is as good as a placeholder.
+    pub(super) made: Option<ContainerId>,
     pub(super) new: NewState,
     /// When the new one started, if that was under our eyes.
     pub(super) started: Option<Instant>,
@@ -43,6 +45,7 @@ impl Progress {
             old_exit: member.old.as_ref().and_then(|old| old.exit),
             older: BTreeSet::new(),
             placeholders: BTreeSet::new(),
+            made: None,
             new: NewState::None,
             started: None,
         };
@@ -71,6 +74,7 @@ impl Progress {
                 _ if member.older.contains(&seen.id) => {
                     progress.older.insert(seen.id.clone());
                 }
+                FoundState::Created if seen.new => progress.made = Some(seen.id.clone()),
                 FoundState::Created | FoundState::Running | FoundState::Exited(_) => {}
             }
         }

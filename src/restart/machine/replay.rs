@@ -1,16 +1,17 @@
 //! Start by replay: everything is started anew while the exits are held, and the kubelet sees all of it at once.
 
 use std::collections::BTreeSet;
+use std::iter;
 use std::time::Instant;
 
 use super::Machine;
 use super::progress::{NewState, OldState, Progress};
 use super::terms::{
-    Effect, FALLBACK_TIME, IN_FLIGHT_LIMIT, Outcome, Phase, REST_OF_HOLD, UP_LIMIT,
+    CROWD_LIMIT, Effect, FALLBACK_TIME, IN_FLIGHT_LIMIT, Outcome, Phase, REST_OF_HOLD, UP_LIMIT,
 };
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::ContainerKind;
-use crate::restart::plan::{Member, Starter};
+use crate::restart::plan::{Member, Starter, Way};
 
 /// How long it may take.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -108,7 +109,7 @@ impl Machine {
             let why = format!("{} failed", self.plan.members[index].name);
             effects.extend(self.hand_over(why));
         } else if let Some(why) = self.replay.failure.take() {
-            effects.extend(self.hand_over(why));
+            effects.extend(self.give_up(why, now));
         } else if late && self.last_init_runs() && !self.replay.released {
             // The kubelet sees it run and waits for it, under every policy.
             self.replay.released = true;
@@ -121,11 +122,17 @@ impl Machine {
         } else if late && self.may_go_on() {
             // On a busy node to begin anew would only take longer.
             effects.extend(self.prolong(now));
+            return true;
         } else if late {
-            effects.extend(self.hand_over("it took too long".into()));
+            effects.extend(self.give_up("it took too long".into(), now));
         } else if (0..self.progress.len()).all(|index| self.has_begun(index)) {
             effects.extend(self.finish(Outcome::Completed));
         } else {
+            if self.may_be_seen() {
+                self.replay.released = true;
+                self.deadline = now + CROWD_LIMIT;
+                effects.push(Effect::Release(self.olds()));
+            }
             let turns = (0..self.progress.len()).filter(|&index| self.is_turn_of(index));
             let names = turns.map(|index| self.plan.members[index].name.clone());
             let mut names: Vec<ContainerName> = names.collect();
@@ -135,6 +142,24 @@ impl Machine {
             }
         }
         false
+    }
+
+    /// Whether the exits can be let go before their time is up, because what shields them stands.
+    fn may_be_seen(&self) -> bool {
+        let guard = self.index_of(&self.plan.guard);
+        let stands = guard.is_none_or(|index| self.lacks_shields(index) == 0);
+        let ends = self.replay.time == Time::BeyondHold && !self.replay.released;
+        ends && stands && self.plan.starts_at_once()
+    }
+
+    /// How many, if its exit is seen before its attempt has been started. One that was made is as good as one.
+    fn lacks_shields(&self, index: usize) -> usize {
+        let (member, progress) = (&self.plan.members[index], &self.progress[index]);
+        if progress.new != NewState::None {
+            return 0;
+        }
+        let standing = progress.placeholders.len() + usize::from(progress.made.is_some());
+        usize::from(member.placeholders).saturating_sub(standing)
     }
 
     fn may_go_on(&self) -> bool {
@@ -148,31 +173,52 @@ impl Machine {
     }
 
     fn prolong(&mut self, now: Instant) -> Vec<Effect> {
-        let (time, limit, shields) = match self.replay.time {
-            Time::Planned => (Time::WholeHold, REST_OF_HOLD, Vec::new()),
-            Time::WholeHold | Time::BeyondHold => {
-                let shields = self.shields_beyond_hold();
-                (Time::BeyondHold, IN_FLIGHT_LIMIT, shields)
-            }
+        let (time, limit) = match self.replay.time {
+            Time::Planned => (Time::WholeHold, REST_OF_HOLD),
+            Time::WholeHold | Time::BeyondHold => (Time::BeyondHold, IN_FLIGHT_LIMIT),
         };
         self.replay.time = time;
         self.deadline = now + limit + FALLBACK_TIME;
-        shields
+        self.shields_of_unstarted()
     }
 
-    /// For what is not even created. An attempt that is shields the one before it, and a placeholder that is newer would
-    /// hide it when it runs.
-    fn shields_beyond_hold(&self) -> Vec<Effect> {
-        let is_made = |effect: &Effect| matches!(effect, Effect::MakePlaceholder(name, _) if self.replay.asked.contains(name));
-        let mut shields = self.shields_wanted();
-        shields.retain(|effect| !is_made(effect));
-        shields
+    /// A placeholder that is newer than an attempt hides it when it runs, but only until it is removed, which wakes the
+    /// kubelet.
+    fn shields_of_unstarted(&self) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        for (index, (member, _)) in self.members().enumerate() {
+            // The guard's take their time on a busy node; the others' attempts are made before that, if anything is.
+            let early = self.plan.way == Way::Shielded && member.name == self.plan.guard;
+            let wanted = early == (self.replay.time == Time::WholeHold);
+            let Some(old) = self.old_id(index).filter(|_| wanted) else {
+                continue;
+            };
+            let shield = Effect::MakePlaceholder(member.name.clone(), old);
+            effects.extend(iter::repeat_n(shield, self.lacks_shields(index)));
+        }
+        effects
     }
 
     /// Whether the exits are seen soon and a container that is not started yet must be shielded.
     pub(super) fn shields_unstarted(&self, index: usize) -> bool {
-        let seen = self.replay.time == Time::BeyondHold || self.replay.released;
+        let seen = self.replay.time != Time::Planned || self.replay.released;
         seen && self.progress[index].new == NewState::None
+    }
+
+    /// Whether exits are seen, and there is more than placeholders between them and the kubelet.
+    pub(super) fn is_seen_through(&self) -> bool {
+        let mut members = self.members();
+        let seen = members
+            .any(|(it, progress)| it.was_running() && progress.old == Some(OldState::Exited));
+        self.plan.way == Way::Shielded && (seen || self.replay.time == Time::BeyondHold)
+    }
+
+    fn give_up(&mut self, why: String, now: Instant) -> Vec<Effect> {
+        if !self.is_seen_through() {
+            return self.hand_over(why);
+        }
+        self.plan.starter = Starter::Kubelet(why);
+        self.leave_rest(now)
     }
 
     /// Whether attempts were asked for that have not started yet.

@@ -22,6 +22,8 @@ pub const REST_OF_HOLD: Duration = Duration::from_millis(2500);
 /// How long a replay whose attempts are being started may go on when exits can be held no longer: calls to the runtime
 /// may take 10 s.
 pub const IN_FLIGHT_LIMIT: Duration = Duration::from_secs(6);
+/// How long attempts that shield the exits before them may wait to be started: hundreds of pods that restart at once.
+pub const CROWD_LIMIT: Duration = Duration::from_mins(1);
 /// What vanishes wakes the kubelet only if it had been seen to run (`generateEvents`, pkg/kubelet/pleg/generic.go). It
 /// looks a second after it has finished the look before.
 pub const LOOK_INTERVAL: Duration = Duration::from_millis(1500);
@@ -88,6 +90,8 @@ pub enum Event {
     Ended(ContainerName, ContainerId, Option<ExitCode>),
     /// The old containers can be replayed, or not for this reason.
     Recovered(Result<(), String>),
+    /// A new attempt of that container is there, and waits to be started.
+    Made(ContainerName, ContainerId),
     /// No new attempt of that container could be started, for this reason.
     NotReplayed(ContainerName, String),
     /// It is no longer in the runtime.
@@ -113,7 +117,8 @@ pub enum Effect {
     Kill(ContainerId),
     /// Learn what the old containers were made from, and say so with [`Event::Recovered`].
     Recover,
-    /// Make the next attempts of these containers and start them, or say why not with [`Event::NotReplayed`].
+    /// Make the next attempts of these containers, say so with [`Event::Made`] and start them, or say why not with
+    /// [`Event::NotReplayed`].
     Replay(Vec<ContainerName>),
     /// Make a placeholder for this container, or the [`WAKER`], like this attempt.
     MakePlaceholder(ContainerName, ContainerId),

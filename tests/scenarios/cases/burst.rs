@@ -53,8 +53,8 @@ async fn thirty_never_pods_are_replayed_at_once(stage: Stage) -> Result<()> {
         .iter()
         .filter(|pod| pod.was_started_again_by("Auto").is_ok());
     let replayed = replayed.count();
-    println!("note: {replayed} of {MANY} by replay, the others were too many at once");
-    ensure!(replayed > 0, "none was replayed");
+    println!("note: {replayed} of {MANY} by replay");
+    ensure!(2 * replayed > MANY, "most were left to the kubelet");
     Ok(())
 }
 

@@ -62,6 +62,8 @@ pub(super) struct Case {
     pub(super) probe: Option<Ms>,
     /// Whether the pod may be replayed.
     pub(super) replay: bool,
+    /// How long it waits for its turn then.
+    pub(super) turn: Option<Ms>,
     /// Whether the runtime tells what containers were made from.
     pub(super) tells: bool,
     pub(super) spec_known: bool,
@@ -220,6 +222,7 @@ fn any_pod() -> impl Strategy<Value = Case> {
             grace: 0,
             probe: None,
             replay: false,
+            turn: None,
             tells: true,
             spec_known: true,
             api: true,
@@ -245,6 +248,7 @@ pub(super) fn any_case() -> impl Strategy<Value = Case> {
         0u64..4000,
         prop::option::of(0u64..2000),
         any::<bool>(),
+        seldom(0u64..15_000),
         prop::bool::weighted(0.9),
     );
     let around = (
@@ -259,7 +263,7 @@ pub(super) fn any_case() -> impl Strategy<Value = Case> {
     );
     let luck = prop::collection::vec(any::<u8>(), 0..200);
     (any_pod(), exits, around, luck).prop_map(|(pod, exits, around, luck)| {
-        let (own_exit, again, init_fails, back_off, grace, probe, replay, tells) = exits;
+        let (own_exit, again, init_fails, back_off, grace, probe, replay, turn, tells) = exits;
         let (spec_known, api, newer_kubelet, fault, deaths, deleted, nudges, collected) = around;
         Case {
             own_exit: own_exit.map(|(at, when, code)| (at.index(pod.containers.len()), when, code)),
@@ -273,6 +277,7 @@ pub(super) fn any_case() -> impl Strategy<Value = Case> {
             },
             probe,
             replay,
+            turn,
             tells,
             spec_known,
             api,

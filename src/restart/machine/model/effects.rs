@@ -3,7 +3,7 @@
 use super::plugin::{Record, Round};
 use super::{Call, Job, World};
 use crate::ids::{ContainerId, ContainerName};
-use crate::restart::machine::{Effect, Event, Phase};
+use crate::restart::machine::{Effect, Event, Machine, Phase};
 
 impl World {
     pub(super) fn feed(&mut self, event: Event) {
@@ -151,6 +151,17 @@ impl World {
     pub(super) fn made(&mut self, name: ContainerName, id: ContainerId, round: &Round) {
         if self.plugin.as_ref().unwrap().round().as_ref() == Some(round) {
             self.feed(Event::PlaceholderMade(name, id));
+        } else {
+            self.sweep(id);
+        }
+    }
+
+    /// An attempt is there, and waits to be started.
+    pub(super) fn replay_made(&mut self, name: ContainerName, id: ContainerId, round: &Round) {
+        let Some(plugin) = &self.plugin else { return };
+        let wanted = plugin.round().as_ref() == Some(round);
+        if wanted && self.machine().map(Machine::phase) == Some(Phase::Replay) {
+            self.feed(Event::Made(name, id));
         } else {
             self.sweep(id);
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::case::Kind;
 use super::plugin::Plugin;
 use super::runtime::Is;
-use super::{Ms, World};
+use super::{BEGIN, Ms, World};
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::node::InstanceState;
@@ -173,6 +173,13 @@ impl World {
         // Without a spec, an init container that runs, or is about to, is taken for a regular one: killed, it has failed, and seen
         // to wait it has the status dropped.
         self.excused |= self.is_initialising() && !self.case.spec_known;
+        // Had it ended for good before, then the kubelet has yet to record that it ran.
+        let runs = self.runtime.runs.iter();
+        let look = Ms::try_from(LOOK_INTERVAL.as_millis()).unwrap();
+        let began = runs.filter(|run| run.at > BEGIN && run.at + look > self.now);
+        let last = self.case.containers.last().map(|(name, _)| name);
+        self.excused |=
+            self.case.completed.is_some() && began.map(|run| &run.name).any(|it| Some(it) == last);
         self.decisions.push(plan.clone());
         let now = self.instant();
         let plugin = self.plugin.as_mut().unwrap();

@@ -60,7 +60,7 @@ impl World {
             .filter(|it| it.old.as_ref().is_some_and(there));
         let shields = members.map(|it| usize::from(it.placeholders)).sum();
         let known = self.machine().map_or(0, |it| it.leftovers().len());
-        let standing = self.runtime.placeholders().min(known);
+        let standing = self.runtime.unstarted().min(known);
         let replays = self
             .machine()
             .is_some_and(|it| it.plan().starter == Starter::Plugin);
@@ -147,7 +147,7 @@ impl World {
 
     pub(super) fn look_back(&mut self) {
         if !self.lost && self.plugin.is_some() {
-            let nothing = self.runtime.placeholders() == 0 && self.runtime.hooks.is_empty();
+            let nothing = self.runtime.unstarted() == 0 && self.runtime.hooks.is_empty();
             self.demand(nothing, || "nothing is left".into());
             let silent = !self.condition && self.record.is_none();
             self.demand(silent, || "nobody is told of a restart that is over".into());

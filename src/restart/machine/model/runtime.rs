@@ -81,8 +81,10 @@ impl Runtime {
         containers.any(|it| it.name == *name && it.is == Is::Running)
     }
 
-    pub(super) fn placeholders(&self) -> usize {
-        self.containers.values().filter(|it| it.placeholder).count()
+    /// Placeholders, and attempts that were made and wait to be started.
+    pub(super) fn unstarted(&self) -> usize {
+        let containers = self.containers.values();
+        containers.filter(|it| it.is == Is::Created).count()
     }
 }
 
@@ -242,8 +244,6 @@ impl World {
         if wanted && self.machine().map(Machine::phase) == Some(Phase::Replay) {
             self.admitted(&name);
             self.start(id);
-        } else {
-            self.sweep(id.clone());
         }
     }
 
@@ -273,8 +273,13 @@ impl World {
             Call::Replay(name, round) => {
                 let id = self.runtime.create(self.now, &name, Is::Created);
                 self.tell_created(&id);
-                let starting = self.upto(100);
-                self.after(starting, Job::Replayed(self.epoch, id, round));
+                let turn = self.case.turn.filter(|_| self.case.inits().count() == 0);
+                let starting = self.upto(100) + turn.unwrap_or_default();
+                self.after(
+                    starting,
+                    Job::Replayed(self.epoch, id.clone(), round.clone()),
+                );
+                self.replay_made(name, id, &round);
             }
             Call::Remove(id) => {
                 let there = self.runtime.containers.get(&id);
