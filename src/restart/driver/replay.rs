@@ -114,9 +114,9 @@ impl Driver {
         let attempts: Vec<_> = attempts.collect();
         let making = attempts
             .iter()
-            .map(|(name, attempt)| self.make(name, attempt, &replay.sandbox));
-        // The first containers of a pod that has its turn for all of them.
-        let _whole = self.lock().turn.take();
+            .map(|(name, attempt)| self.make(&plan.id, name, attempt, &replay.sandbox));
+        // The one that the pod waited for before, if these are its first containers.
+        let _turn = self.lock().turn.take();
         let turn = self.turn(&plan).await;
         let began = Instant::now();
         let made = join_all(making).await;
@@ -153,8 +153,8 @@ impl Driver {
         join_all(started).await;
     }
 
-    /// For what is done to all containers at once. So all pods make theirs before any starts them: that much must be
-    /// done while exits are held.
+    /// To make or to start all containers of a pod. All pods make theirs before any starts them: that much must be done
+    /// while exits are held.
     async fn turn(&self, plan: &Plan) -> Option<Turn> {
         if !plan.starts_at_once() {
             return None;
@@ -186,10 +186,14 @@ impl Driver {
 
     async fn make(
         &self,
+        restart: &RestartId,
         name: &ContainerName,
         attempt: &Attempt,
         sandbox: &PodSandboxConfig,
     ) -> Result<ContainerId, ReplayError> {
+        if !self.is_replaying(restart) {
+            return Err(ReplayError::Unwanted);
+        }
         // Otherwise its exit could not be held.
         if !self.tools.gate.is_there() {
             return Err(ReplayError::NoGate);
@@ -210,8 +214,10 @@ impl Driver {
         restart: &RestartId,
         id: &ContainerId,
     ) -> Result<(), ReplayError> {
-        // What was made goes with the restart, or shields on.
         if !self.is_replaying(restart) {
+            if !self.shields(id) {
+                self.sweep(id.clone());
+            }
             return Err(ReplayError::Unwanted);
         }
         let started = self.tools.cri.start_container(id).await;
@@ -239,6 +245,13 @@ impl Driver {
                 tracing::debug!(link = %link.display(), %error, "no link to a container's log");
             }
         });
+    }
+
+    /// Whether it stands for a container that the kubelet is to start.
+    fn shields(&self, id: &ContainerId) -> bool {
+        let state = self.lock();
+        let mut shields = state.machine.iter().flat_map(Machine::leftovers);
+        shields.any(|(_, shield)| shield == *id)
     }
 
     fn plan(&self) -> Option<Plan> {

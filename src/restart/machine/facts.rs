@@ -88,7 +88,7 @@ impl Machine {
         self.progress
             .iter()
             .filter(|progress| progress.new != NewState::None)
-            .flat_map(|progress| progress.placeholders.iter().cloned().map(Effect::Remove))
+            .flat_map(|progress| progress.unstarted().cloned().map(Effect::Remove))
             .collect()
     }
 

@@ -171,7 +171,7 @@ impl Machine {
             machine.plan.starter = Starter::Kubelet(why.into());
         }
         if machine.phase == Phase::Replay {
-            effects.extend(if elapsed < AGAIN_LIMIT && !machine.is_seen_through() {
+            effects.extend(if elapsed < AGAIN_LIMIT && !machine.is_seen() {
                 machine.hand_over(why.into())
             } else {
                 machine.leave_rest(now)

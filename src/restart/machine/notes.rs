@@ -162,10 +162,10 @@ impl Machine {
         self.replaced(index)
     }
 
-    /// A container that has started needs its placeholders no more: with them gone, the old attempt is its
-    /// `lastState`.
+    /// A container that has started needs its placeholders no more, nor another attempt: with them gone, the old one is
+    /// its `lastState`.
     pub(super) fn replaced(&self, index: usize) -> Vec<Effect> {
-        let placeholders = self.progress[index].placeholders.iter().cloned();
-        placeholders.map(Effect::Remove).collect()
+        let unstarted = self.progress[index].unstarted();
+        unstarted.cloned().map(Effect::Remove).collect()
     }
 }

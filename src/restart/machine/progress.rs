@@ -38,6 +38,11 @@ pub(super) struct Progress {
 }
 
 impl Progress {
+    /// Whatever was created and never started.
+    pub(super) fn unstarted(&self) -> impl Iterator<Item = &ContainerId> {
+        self.placeholders.iter().chain(&self.made)
+    }
+
     /// As a restart finds it that another process began.
     pub(super) fn from_found(member: &Member, found: &[Found]) -> Self {
         let mut progress = Progress {
@@ -74,8 +79,8 @@ impl Progress {
                 _ if member.older.contains(&seen.id) => {
                     progress.older.insert(seen.id.clone());
                 }
-                FoundState::Created if seen.new => progress.made = Some(seen.id.clone()),
-                FoundState::Created | FoundState::Running | FoundState::Exited(_) => {}
+                FoundState::Created => progress.made = Some(seen.id.clone()),
+                FoundState::Running | FoundState::Exited(_) => {}
             }
         }
         progress

@@ -205,16 +205,18 @@ impl Machine {
         seen && self.progress[index].new == NewState::None
     }
 
-    /// Whether exits are seen, and there is more than placeholders between them and the kubelet.
-    pub(super) fn is_seen_through(&self) -> bool {
+    /// Whether another process has let exits be seen, behind attempts that it had made.
+    pub(super) fn is_seen(&self) -> bool {
         let mut members = self.members();
         let seen = members
             .any(|(it, progress)| it.was_running() && progress.old == Some(OldState::Exited));
-        self.plan.way == Way::Shielded && (seen || self.replay.time == Time::BeyondHold)
+        seen && self.plan.way == Way::Shielded
     }
 
+    /// What is seen cannot be taken back: what shields it stays, and the kubelet starts what does not run.
     fn give_up(&mut self, why: String, now: Instant) -> Vec<Effect> {
-        if !self.is_seen_through() {
+        let seen = self.replay.time == Time::BeyondHold && self.plan.way == Way::Shielded;
+        if !seen {
             return self.hand_over(why);
         }
         self.plan.starter = Starter::Kubelet(why);

@@ -126,6 +126,88 @@ fn the_last_init_container_may_outlast_the_hold() {
     assert_eq!(world.finished, Some(Outcome::Completed));
 }
 
+/// All attempts of a Never pod are there, and wait for their turn for longer than exits can be held.
+fn outlast_the_hold() -> World {
+    let mut world = replay(RestartPolicy::Never, PLAIN);
+    reach_replay(&mut world);
+    world.pending.clear();
+    world.handle(Event::Made("a".into(), "a-1".into()));
+    world.handle(Event::Made("b".into(), "b-1".into()));
+    assert!(!makes_placeholders(&world));
+    world.now += DOWN_LIMIT.saturating_sub(FALLBACK_TIME);
+    world.handle(Event::Tick);
+    // With one, the pod would count as stopped: the guard's attempt and a placeholder are two.
+    assert_eq!(world.pending.len(), 1);
+    world.now += REST_OF_HOLD;
+    world.handle(Event::Tick);
+    assert!(world.released.is_empty());
+    world.settle();
+    assert_eq!(world.released, ["a-0", "b-0"].map(ContainerId::from).into());
+    assert_eq!(world.attempt("a"), Verdict::NotYet);
+    world
+}
+
+#[test]
+fn attempts_that_wait_for_their_turn_shield_the_exits() {
+    let mut world = outlast_the_hold();
+    world.now += CROWD_LIMIT / 2;
+    world.handle(Event::Tick);
+    for name in ["a", "b"] {
+        let id = format!("{name}-1").into();
+        world.handle(Event::Started(name.into(), id));
+    }
+    world.settle();
+    assert_eq!(world.finished, Some(Outcome::Completed));
+    assert!(world.removed("placeholder-1") && !world.removed("a-1") && !world.removed("b-1"));
+}
+
+#[test]
+fn what_cannot_be_started_after_the_hold_is_the_kubelets_behind_the_attempts() {
+    let mut world = outlast_the_hold();
+    world.handle(Event::NotReplayed("b".into(), "no".into()));
+    assert_eq!(world.handed_over, None);
+    for name in ["a", "b"] {
+        assert!(!world.removed(&format!("{name}-1")));
+        assert_eq!(world.attempt(name), Verdict::Admit);
+        let id = format!("{name}-2").into();
+        world.handle(Event::Started(name.into(), id));
+        assert!(world.removed(&format!("{name}-1")));
+    }
+    world.settle();
+    assert_eq!(world.finished, Some(Outcome::Completed));
+    assert_eq!(
+        world.machine.plan().starter,
+        Starter::Kubelet("b: no".into())
+    );
+}
+
+#[test]
+fn a_plugin_that_comes_back_after_the_hold_leaves_what_shields() {
+    let mut plan = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42).restart_all();
+    plan.starter = Starter::Plugin;
+    let found = |id: &str, state| Found {
+        id: id.into(),
+        name: id[..1].into(),
+        placeholder: false,
+        created_at: 0,
+        new: id.ends_with('1'),
+        state,
+    };
+    let exited = FoundState::Exited(None);
+    let found = [
+        found("a-0", exited),
+        found("b-0", exited),
+        found("a-1", FoundState::Created),
+        found("b-1", FoundState::Running),
+    ];
+    let (elapsed, now) = (Duration::from_secs(9), Instant::now());
+    let (machine, effects) = Machine::resume(plan, Phase::Replay, &found, elapsed, now);
+    assert_eq!(machine.phase(), Phase::Up);
+    assert_eq!(machine.leftovers(), [("a".into(), "a-1".into())]);
+    let removes = |effect: &Effect| matches!(effect, Effect::Remove(_) | Effect::HandOver(_));
+    assert!(!effects.iter().any(removes));
+}
+
 #[test]
 fn a_plugin_that_comes_back_leaves_the_rest_to_the_kubelet() {
     let mut plan = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42).restart_all();

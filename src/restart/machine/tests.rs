@@ -118,7 +118,7 @@ impl World {
         self.handle(Event::Ended(name.into(), id, Some(ExitCode(code))));
     }
 
-    fn removed(&self, name: &str) -> bool {
+    pub(super) fn removed(&self, name: &str) -> bool {
         self.removed.contains(&ContainerId::from(name))
     }
 }

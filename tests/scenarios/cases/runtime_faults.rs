@@ -117,12 +117,7 @@ async fn a_replay_whose_creating_fails_once_is_the_kubelets(stage: Stage) -> Res
 /// One after another: the hold is too short for all at once to be handed over by a runtime that does not answer.
 async fn are_handed_over(stage: Stage, method: &'static str, fault: Fault) -> Result<()> {
     let proxy = between(&stage).await?;
-    let kinds = match fault {
-        Fault::Once | Fault::Always => &ALL[..],
-        // A Never pod whose containers are all created and not started has stopped as soon as their exits are seen.
-        Fault::Hang => &[NEVER_WITH_INITS, ALWAYS_WITH_INITS],
-    };
-    let replayed = kinds
+    let replayed = ALL
         .iter()
         .map(|kind| stage.running((kind.shape)().started_by("Auto")));
     for pod in try_join_all(replayed).await? {

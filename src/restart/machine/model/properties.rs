@@ -3,6 +3,7 @@
 use super::case::{INIT_FAILURE, Kind, LONGEST_FAULT};
 use super::kubelet::Phase as PodPhase;
 use super::plugin::Plugin;
+use super::runtime::Is;
 use super::{Ms, World};
 use crate::ids::{ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
@@ -147,7 +148,11 @@ impl World {
 
     pub(super) fn look_back(&mut self) {
         if !self.lost && self.plugin.is_some() {
-            let nothing = self.runtime.unstarted() == 0 && self.runtime.hooks.is_empty();
+            // Attempts that a runtime makes after the plugin that asked for them has died, the kubelet collects.
+            let late = !self.died.is_empty() && self.case.delays(Kind::Make);
+            let mut containers = self.runtime.containers.values();
+            let left = containers.any(|it| it.is == Is::Created && (it.placeholder || !late));
+            let nothing = !left && self.runtime.hooks.is_empty();
             self.demand(nothing, || "nothing is left".into());
             let silent = !self.condition && self.record.is_none();
             self.demand(silent, || "nobody is told of a restart that is over".into());

@@ -244,7 +244,14 @@ impl World {
         if wanted && self.machine().map(Machine::phase) == Some(Phase::Replay) {
             self.admitted(&name);
             self.start(id);
+        } else if !self.is_shield(id) {
+            self.sweep(id.clone());
         }
+    }
+
+    fn is_shield(&self, id: &ContainerId) -> bool {
+        let mut shields = self.machine().into_iter().flat_map(Machine::leftovers);
+        shields.any(|(_, shield)| shield == *id)
     }
 
     /// A call takes effect. What comes back is for the plugin that made it.
