@@ -43,6 +43,17 @@ enum ReplayError {
     Unwanted,
 }
 
+impl ReplayError {
+    /// Whether the attempt may be as it was before.
+    fn leaves_it_created(&self) -> bool {
+        match self {
+            Self::Unwanted => true,
+            Self::Cri(error) => error.is_transient(),
+            Self::TerminationMessage(_) | Self::NoGate => false,
+        }
+    }
+}
+
 impl Driver {
     /// Learns what the old containers were made from. A pod whose containers start one after another waits for its turn
     /// before that: it must come to an end while exits can be held.
@@ -147,7 +158,12 @@ impl Driver {
                     self.started(&id);
                     self.show(name, &id, attempt, &replay.sandbox);
                 }
-                Err(error) => self.not_replayed(&plan.id, name, &error),
+                Err(error) => {
+                    self.not_replayed(&plan.id, name, &error);
+                    if !(error.leaves_it_created() && self.shields(&id)) {
+                        self.sweep(id);
+                    }
+                }
             }
         });
         join_all(started).await;
@@ -209,22 +225,11 @@ impl Driver {
         Ok(made?)
     }
 
-    async fn start(
-        self: &Arc<Self>,
-        restart: &RestartId,
-        id: &ContainerId,
-    ) -> Result<(), ReplayError> {
+    async fn start(&self, restart: &RestartId, id: &ContainerId) -> Result<(), ReplayError> {
         if !self.is_replaying(restart) {
-            if !self.shields(id) {
-                self.sweep(id.clone());
-            }
             return Err(ReplayError::Unwanted);
         }
-        let started = self.tools.cri.start_container(id).await;
-        if started.is_err() {
-            self.sweep(id.clone());
-        }
-        Ok(started?)
+        Ok(self.tools.cri.start_container(id).await?)
     }
 
     /// Leaves the traces that people look for.

@@ -118,6 +118,10 @@ impl Machine {
         (0..self.progress.len()).all(|index| !self.is_bare(index))
     }
 
+    pub(super) fn is_guard(&self, index: usize) -> bool {
+        self.plan.members[index].name == self.plan.guard
+    }
+
     pub(super) fn guard_stands(&self) -> bool {
         let guard = self.index_of(&self.plan.guard);
         guard.is_none_or(|guard| !self.is_bare(guard))

@@ -555,8 +555,15 @@ impl Machine {
     /// The kubelet goes on by itself; what is left is to take away what shields a container until it has started.
     fn leave_rest(&mut self, now: Instant) -> Vec<Effect> {
         let mut effects = Vec::new();
-        for progress in &mut self.progress {
-            progress.placeholders.extend(progress.made.take());
+        for index in 0..self.progress.len() {
+            let progress = &mut self.progress[index];
+            if progress.placeholders.is_empty() {
+                progress.placeholders.extend(progress.made.take());
+            } else if let Some(made) = progress.made.take() {
+                // The kubelet counts from the placeholder, and would take the number that the attempt has.
+                effects.push(Effect::Remove(made));
+                effects.extend(self.placeholders_like(index, self.lacks_placeholders(index)));
+            }
         }
         self.plan.way = Way::Shielded;
         self.enter(Phase::Up, now, &mut effects);

@@ -1,7 +1,6 @@
 //! Start by replay: everything is started anew while the exits are held, and the kubelet sees all of it at once.
 
 use std::collections::BTreeSet;
-use std::iter;
 use std::time::Instant;
 
 use super::Machine;
@@ -154,12 +153,16 @@ impl Machine {
 
     /// How many, if its exit is seen before its attempt has been started. One that was made is as good as one.
     fn lacks_shields(&self, index: usize) -> usize {
+        let made = usize::from(self.progress[index].made.is_some());
+        self.lacks_placeholders(index).saturating_sub(made)
+    }
+
+    pub(super) fn lacks_placeholders(&self, index: usize) -> usize {
         let (member, progress) = (&self.plan.members[index], &self.progress[index]);
         if progress.new != NewState::None {
             return 0;
         }
-        let standing = progress.placeholders.len() + usize::from(progress.made.is_some());
-        usize::from(member.placeholders).saturating_sub(standing)
+        usize::from(member.placeholders).saturating_sub(progress.placeholders.len())
     }
 
     fn may_go_on(&self) -> bool {
@@ -185,18 +188,30 @@ impl Machine {
     /// A placeholder that is newer than an attempt hides it when it runs, but only until it is removed, which wakes the
     /// kubelet.
     fn shields_of_unstarted(&self) -> Vec<Effect> {
+        let beyond = self.replay.time == Time::BeyondHold;
         let mut effects = Vec::new();
-        for (index, (member, _)) in self.members().enumerate() {
+        for index in 0..self.progress.len() {
             // The guard's take their time on a busy node; the others' attempts are made before that, if anything is.
-            let early = self.plan.way == Way::Shielded && member.name == self.plan.guard;
-            let wanted = early == (self.replay.time == Time::WholeHold);
-            let Some(old) = self.old_id(index).filter(|_| wanted) else {
-                continue;
+            let early = self.plan.way == Way::Shielded && self.is_guard(index);
+            let missing = if beyond && early {
+                // If it cannot be started, the attempt has to go (see `leave_rest`).
+                self.lacks_placeholders(index)
+            } else {
+                self.lacks_shields(index)
             };
-            let shield = Effect::MakePlaceholder(member.name.clone(), old);
-            effects.extend(iter::repeat_n(shield, self.lacks_shields(index)));
+            if beyond || early {
+                effects.extend(self.placeholders_like(index, missing));
+            }
         }
         effects
+    }
+
+    pub(super) fn placeholders_like(&self, index: usize, number: usize) -> Vec<Effect> {
+        let name = self.plan.members[index].name.clone();
+        let shield = self
+            .old_id(index)
+            .map(|old| Effect::MakePlaceholder(name, old));
+        shield.into_iter().cycle().take(number).collect()
     }
 
     /// Whether the exits are seen soon and a container that is not started yet must be shielded.
