@@ -250,9 +250,7 @@ impl Circumstances {
             trigger.is_some_and(|member| member.kind == ContainerKind::Regular);
         let kubelet_restarts_all = self.kubelet_restarts_trigger()
             && regulars.all(|member| member.restart_policy != RestartPolicy::Never);
-        let plain = members
-            .iter()
-            .all(|member| member.kind == ContainerKind::Regular);
+        let plain = start_at_once(members);
         match self.restart_policy {
             None => Way::Cleared,
             // The release of a regular container's exit is what wakes the kubelet; without one to release,

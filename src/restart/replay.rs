@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::plan::Member;
+use super::plan::{Member, start_at_once};
 use crate::cri::{ContainerConfig, ContainerStatus, LinuxContainerResources, Recovered};
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::{ContainerKind, PodSpec, StartDuty};
@@ -118,7 +118,7 @@ pub fn obstacle(start: Start, spec: Option<&PodSpec>, members: &[&Member]) -> Op
         })?;
         Some(Obstacle::Duty(member.name.clone(), *duty))
     };
-    let in_order = members.iter().any(|it| it.kind != ContainerKind::Regular);
+    let in_order = !start_at_once(members.iter().copied());
     members.iter().find_map(|member| match &member.old {
         Some(_) if in_order && member.had_completed() && member.kind == ContainerKind::Regular => {
             Some(Obstacle::Completed(member.name.clone()))

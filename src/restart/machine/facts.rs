@@ -18,19 +18,14 @@ impl Machine {
     /// The guard's placeholders come first: they are what keeps a Never pod from being seen as stopped.
     pub(super) fn shields_wanted(&self) -> Vec<Effect> {
         let mut order: Vec<usize> = (0..self.progress.len()).collect();
-        order.sort_by_key(|&index| self.plan.members[index].name != self.plan.guard);
-        let mut effects = Vec::new();
-        for index in order {
-            let member = &self.plan.members[index];
-            let Some(old) = self.old_id(index) else {
-                continue;
-            };
+        order.sort_by_key(|&index| !self.is_guard(index));
+        let missing = |index: usize| {
             let standing = self.progress[index].placeholders.len();
-            for _ in standing..usize::from(member.placeholders) {
-                effects.push(Effect::MakePlaceholder(member.name.clone(), old.clone()));
-            }
-        }
-        effects
+            usize::from(self.plan.members[index].placeholders).saturating_sub(standing)
+        };
+        let order = order.into_iter();
+        let shields = order.map(|index| self.placeholders_like(index, missing(index)));
+        shields.flatten().collect()
     }
 
     /// Wanted where nothing else wakes the kubelet when the back-off is over: with `Cleared`, the removals do.
