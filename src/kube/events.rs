@@ -8,8 +8,9 @@ use tokio::time::{Duration, timeout};
 
 use crate::ids::{PodKey, PodUid};
 
-/// Events beyond this many that wait for the API server are dropped: nothing here may grow without bound.
-const QUEUE: usize = 256;
+/// Events beyond this many that wait for the API server are dropped: nothing here may grow without bound. A
+/// replay has some ten, and hundreds of pods may restart at once.
+const QUEUE: usize = 2048;
 /// How long the API server may take over one event.
 const LIMIT: Duration = Duration::from_secs(10);
 

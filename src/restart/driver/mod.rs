@@ -31,8 +31,8 @@ use crate::report::Reporter;
 pub use places::Places;
 use state::{Hold, State};
 
-/// An exit that no hook has announced by then is not held: the container was made before the plugin, or its
-/// hook did not run. On a busy node the hook comes up to a second after the exit event.
+/// An exit that no hook has announced by then may not be held: the container was made before the plugin, or its hook did
+/// not run. On a busy node the hook may come even later.
 const HOOK_LIMIT: Duration = Duration::from_secs(1);
 
 /// NRI may tell of a container a little before the runtime lists it.
@@ -243,11 +243,7 @@ impl Driver {
         if bare || state.holds.contains_key(id) {
             self.decide(&mut state, id);
         } else {
-            self.later(HOOK_LIMIT, id, |driver, state, id| {
-                if !state.holds.contains_key(id) {
-                    driver.decide(state, id);
-                }
-            });
+            self.wait_for_hook(id);
         }
     }
 

@@ -10,6 +10,7 @@ use super::decide::scope;
 use super::state::State;
 use super::{Driver, HOOK_LIMIT, Job, unix_ms};
 use crate::cri::{ContainerState, CriError};
+use crate::exit_hold;
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::node::InstanceState;
 use crate::report::Story;
@@ -21,6 +22,8 @@ use crate::restart::record::Record;
 const EVENT_LIMIT: Duration = Duration::from_millis(300);
 /// How long the kills wait for the pod's condition to be set.
 const ANNOUNCE_LIMIT: Duration = Duration::from_millis(150);
+/// Between two looks for an exit whose hook is late.
+const HOOK_INTERVAL: Duration = Duration::from_millis(200);
 /// Between two tries of a call that failed.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Between two looks for placeholders of whose removal nobody would tell.
@@ -342,6 +345,34 @@ impl Driver {
             .is_some_and(|machine| machine.holds(id))
     }
 
+    /// The hook of a container that has exited is missing. While the runtime shows that it runs, nobody has seen the exit
+    /// and the hook may yet come.
+    pub(super) fn wait_for_hook(self: &Arc<Self>, id: &ContainerId) {
+        let driver = Arc::clone(self);
+        let id = id.clone();
+        tokio::spawn(async move {
+            let until = Instant::now() + exit_hold::LIMIT;
+            sleep(HOOK_LIMIT).await;
+            while Instant::now() < until && !driver.is_held(&id) && driver.shows_running(&id).await
+            {
+                sleep(HOOK_INTERVAL).await;
+            }
+            let mut state = driver.lock();
+            if !state.holds.contains_key(&id) {
+                driver.decide(&mut state, &id);
+            }
+        });
+    }
+
+    fn is_held(&self, id: &ContainerId) -> bool {
+        self.lock().holds.contains_key(id)
+    }
+
+    async fn shows_running(&self, id: &ContainerId) -> bool {
+        let status = self.tools.cri.container_status(id).await;
+        status.is_ok_and(|status| status.state == ContainerState::Running)
+    }
+
     /// The exit event of a container whose hook waits is missing: asks the runtime, and lets go if it does not
     /// know either.
     pub(super) fn ask_for_code(self: &Arc<Self>, id: &ContainerId) {
@@ -408,21 +439,6 @@ impl Driver {
 
     fn lacks_code(&self, id: &ContainerId) -> bool {
         self.lock().lacks_code(id)
-    }
-
-    pub(super) fn later(
-        self: &Arc<Self>,
-        after: Duration,
-        id: &ContainerId,
-        then: impl FnOnce(&Arc<Self>, &mut State, &ContainerId) + Send + 'static,
-    ) {
-        let driver = Arc::clone(self);
-        let id = id.clone();
-        tokio::spawn(async move {
-            sleep(after).await;
-            let mut state = driver.lock();
-            then(&driver, &mut state, &id);
-        });
     }
 }
 

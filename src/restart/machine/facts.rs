@@ -19,13 +19,16 @@ impl Machine {
     pub(super) fn shields_wanted(&self) -> Vec<Effect> {
         let mut order: Vec<usize> = (0..self.progress.len()).collect();
         order.sort_by_key(|&index| !self.is_guard(index));
-        let missing = |index: usize| {
-            let standing = self.progress[index].placeholders.len();
-            usize::from(self.plan.members[index].placeholders).saturating_sub(standing)
-        };
         let order = order.into_iter();
-        let shields = order.map(|index| self.placeholders_like(index, missing(index)));
+        let shields =
+            order.map(|index| self.placeholders_like(index, self.lacks_placeholders(index)));
         shields.flatten().collect()
+    }
+
+    /// How many placeholders it lacks.
+    pub(super) fn lacks_placeholders(&self, index: usize) -> usize {
+        let standing = self.progress[index].placeholders.len();
+        usize::from(self.plan.members[index].placeholders).saturating_sub(standing)
     }
 
     /// Wanted where nothing else wakes the kubelet when the back-off is over: with `Cleared`, the removals do.
@@ -124,9 +127,8 @@ impl Machine {
 
     /// Whether its shields are missing. What is gone cannot be copied, and shows nothing that a shield could hide.
     pub(super) fn is_bare(&self, index: usize) -> bool {
-        let (member, progress) = (&self.plan.members[index], &self.progress[index]);
-        let is_there = !matches!(progress.old, None | Some(OldState::Gone));
-        is_there && progress.placeholders.len() < usize::from(member.placeholders)
+        let is_there = !matches!(self.progress[index].old, None | Some(OldState::Gone));
+        is_there && self.lacks_placeholders(index) > 0
     }
 
     /// It was removed in the round before this one.

@@ -153,16 +153,12 @@ impl Machine {
 
     /// How many, if its exit is seen before its attempt has been started. One that was made is as good as one.
     fn lacks_shields(&self, index: usize) -> usize {
-        let made = usize::from(self.progress[index].made.is_some());
-        self.lacks_placeholders(index).saturating_sub(made)
-    }
-
-    pub(super) fn lacks_placeholders(&self, index: usize) -> usize {
-        let (member, progress) = (&self.plan.members[index], &self.progress[index]);
+        let progress = &self.progress[index];
         if progress.new != NewState::None {
             return 0;
         }
-        usize::from(member.placeholders).saturating_sub(progress.placeholders.len())
+        let made = usize::from(progress.made.is_some());
+        self.lacks_placeholders(index).saturating_sub(made)
     }
 
     fn may_go_on(&self) -> bool {
@@ -190,7 +186,8 @@ impl Machine {
     fn shields_of_unstarted(&self) -> Vec<Effect> {
         let beyond = self.replay.time == Time::BeyondHold;
         let mut effects = Vec::new();
-        for index in 0..self.progress.len() {
+        let all = 0..self.progress.len();
+        for index in all.filter(|&index| self.progress[index].new == NewState::None) {
             // The guard's take their time on a busy node; the others' attempts are made before that, if anything is.
             let early = self.plan.way == Way::Shielded && self.is_guard(index);
             let missing = if beyond && early {
