@@ -157,6 +157,8 @@ pub struct Plan {
     pub back_off_ms: u64,
     /// How often it has begun anew because containers were started behind its back.
     pub again: u8,
+    /// Whether init containers were replayed before, which have completed to the kubelet's knowledge.
+    pub replayed_inits: bool,
 }
 
 /// What a plan is made from.
@@ -188,6 +190,8 @@ pub struct Circumstances {
     pub back_off_ms: u64,
     /// How often the restart has begun anew.
     pub again: u8,
+    /// Whether init containers were replayed of which the kubelet does not know.
+    pub replayed_inits: bool,
 }
 
 impl Circumstances {
@@ -279,6 +283,7 @@ impl Circumstances {
             decided_at_ms: self.decided_at_ms,
             back_off_ms: self.back_off_ms,
             again: self.again,
+            replayed_inits: self.replayed_inits,
         }
     }
 }
@@ -362,11 +367,24 @@ impl Plan {
         guard.map_or_else(|| self.trigger.name.clone(), |member| member.name.clone())
     }
 
+    /// One whose exit would fail the pod, as far as it is known.
+    fn last_replayed_init(&self) -> Option<usize> {
+        let last = self.members.iter().rposition(|it| {
+            let fails = it.old.is_some() && it.exit() != Some(ExitCode::SUCCESS);
+            let never = it.restart_policy == RestartPolicy::Never;
+            it.kind == ContainerKind::Init && fails && never
+        });
+        last.filter(|_| self.replayed_inits)
+    }
+
     fn place_shields(&mut self) {
-        for member in &mut self.members {
+        let last_replayed = self.last_replayed_init();
+        for (index, member) in self.members.iter_mut().enumerate() {
             let exited = member.had_ended();
             member.placeholders = match member.kind {
                 _ if member.name == self.guard => 2,
+                // Those before it have succeeded.
+                ContainerKind::Init if Some(index) == last_replayed => 2,
                 ContainerKind::Regular if member.was_running() => 1,
                 // A completed one is to run again too. What is cleared away is gone before the kubelet starts
                 // anything; if it were seen as waiting first, the kubelet would drop the pod's whole status, the
@@ -450,6 +468,7 @@ pub(crate) mod tests {
             decided_at_ms: 1,
             back_off_ms: 0,
             again: 0,
+            replayed_inits: false,
         }
     }
 

@@ -286,11 +286,15 @@ impl Driver {
             decided_at_ms: unix_ms(),
             back_off_ms: 0,
             again: 0,
+            replayed_inits: state
+                .machine
+                .as_ref()
+                .is_some_and(Machine::has_replayed_inits),
         }
     }
 
-    /// Asks the runtime whether a container that was refused a successor really runs: its end may have fallen
-    /// between two plugins.
+    /// Asks the runtime whether a container that was refused a successor, or one that waits for its end, really runs: its
+    /// end may have fallen between two plugins.
     pub(super) fn verify(self: &Arc<Self>, id: ContainerId) {
         let driver = Arc::clone(self);
         tokio::spawn(async move {
@@ -299,6 +303,7 @@ impl Driver {
                     driver.ended(&id, status.exit_code);
                 }
                 Err(CriError::Gone { .. }) => driver.removed(&id),
+                Ok(_) if driver.is_overlooked(&id) => driver.wake_kubelet(&id).await,
                 // It runs, or the runtime is away and nothing will be created anyway.
                 Ok(_) | Err(_) => {}
             }

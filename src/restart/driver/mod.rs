@@ -102,6 +102,8 @@ pub struct Driver {
     is_static: bool,
     runs_hooks: bool,
     placeholders: Placeholders,
+    /// One of them stands to make the kubelet look again.
+    waking: AtomicBool,
     state: Mutex<State>,
     jobs: mpsc::UnboundedSender<Job>,
 }
@@ -121,6 +123,7 @@ impl Driver {
         let state = State::new(charge.native, charge.past);
         let driver = Arc::new(Self {
             placeholders: Placeholders::new(pod.sandbox.clone()),
+            waking: AtomicBool::new(false),
             tools,
             pod,
             annotations: charge.annotations,
@@ -320,6 +323,7 @@ impl Driver {
         let (verdict, effects) = machine.attempt(Instant::now(), name);
         let restart = machine.plan().id.clone();
         let start_at = machine.plan().start_at();
+        let waited_for = machine.running_inits();
         self.apply(&mut state, effects);
         match verdict {
             Verdict::Admit => Ok(()),
@@ -329,9 +333,14 @@ impl Driver {
             Verdict::BackOff => Err(format!(
                 "back-off: the pod restarts too often ({restart}), container {name} starts again at {start_at}"
             )),
-            Verdict::OutOfOrder => Err(format!(
-                "pod restarts in place ({restart}), container {name} starts after the init containers before it"
-            )),
+            Verdict::OutOfOrder => {
+                for init in waited_for {
+                    self.verify(init);
+                }
+                Err(format!(
+                    "pod restarts in place ({restart}), container {name} starts after the init containers before it"
+                ))
+            }
         }
     }
 

@@ -1,6 +1,7 @@
 //! Does what the machine wants done, in tasks that hold no lock while they wait.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -12,10 +13,10 @@ use super::{Driver, HOOK_LIMIT, Job, unix_ms};
 use crate::cri::{ContainerState, CriError};
 use crate::exit_hold;
 use crate::ids::{ContainerId, ContainerName, ExitCode};
-use crate::node::InstanceState;
+use crate::node::{Instance, InstanceState, now_ns};
 use crate::report::Story;
-use crate::restart::machine::{Effect, Event, Machine, Outcome, Phase};
-use crate::restart::plan::{Plan, Starter, Way};
+use crate::restart::machine::{Effect, Event, LOOK_INTERVAL, Machine, Outcome, Phase, WAKER};
+use crate::restart::plan::{Plan, RestartId, Starter, Way};
 use crate::restart::record::Record;
 
 /// The exit event is sent before the hook runs; one that is this late was lost, or came before this process.
@@ -35,6 +36,8 @@ const STOP_LIMIT: Duration = Duration::from_secs(10);
 /// see an exit that nothing shields. It takes about as long as making the placeholder did, on a busy node at most
 /// this.
 pub(super) const LONGEST_LOOK: Duration = Duration::from_secs(1);
+/// The kubelet sees a container that runs within a second or two, and tries again what has failed after ten or more.
+const OVERLOOK_LIMIT: Duration = Duration::from_secs(5);
 /// How long one removal is tried before it is tried afresh.
 const REMOVE_LIMIT: Duration = Duration::from_secs(30);
 
@@ -240,6 +243,30 @@ impl Driver {
                 }
             }
         });
+    }
+
+    /// Whether the kubelet should have seen that it runs, and does not.
+    pub(super) fn is_overlooked(&self, id: &ContainerId) -> bool {
+        let state = self.lock();
+        let long = i64::try_from(OVERLOOK_LIMIT.as_nanos()).unwrap_or(i64::MAX);
+        let runs_long =
+            |it: &Instance| it.state == InstanceState::Running && now_ns() - it.created_at > long;
+        let overlooked = state.machine.is_none() && state.instances.get(id).is_some_and(runs_long);
+        overlooked && !self.waking.swap(true, Ordering::Relaxed)
+    }
+
+    /// The kubelet lists all containers and then asks for those of each pod that has changed. What it saw only then and
+    /// never in a list is not missed when it has gone: a placeholder that stood for less than a second, behind which a
+    /// container runs (`Relist`, `pkg/kubelet/pleg/generic.go`). One that stands for longer makes it look again.
+    pub(super) async fn wake_kubelet(self: &Arc<Self>, like: &ContainerId) {
+        tracing::warn!(pod = %self.pod.key, container = %like, "the kubelet has not seen that a container runs: making it look again");
+        let (name, restart) = (WAKER.into(), RestartId(WAKER.into()));
+        let cri = &self.tools.cri;
+        if let Ok(id) = self.placeholders.make(cri, &name, like, &restart).await {
+            sleep(2 * LOOK_INTERVAL).await;
+            self.sweep(id);
+        }
+        self.waking.store(false, Ordering::Relaxed);
     }
 
     pub(super) fn sweep(self: &Arc<Self>, id: ContainerId) {

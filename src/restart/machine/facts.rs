@@ -5,7 +5,8 @@ use std::time::Instant;
 use super::Machine;
 use super::progress::{NewState, OldState, Progress};
 use super::terms::{Effect, Outcome, PROBE_INTERVAL, Phase, WAKER};
-use crate::ids::{ContainerId, ContainerName, ExitCode};
+use super::undo::Stage;
+use crate::ids::{ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::restart::plan::{Member, Way};
 
@@ -19,10 +20,13 @@ impl Machine {
     pub(super) fn shields_wanted(&self) -> Vec<Effect> {
         let mut order: Vec<usize> = (0..self.progress.len()).collect();
         order.sort_by_key(|&index| !self.is_guard(index));
-        let order = order.into_iter();
-        let shields =
-            order.map(|index| self.placeholders_like(index, self.lacks_placeholders(index)));
-        shields.flatten().collect()
+        let wanted = order.into_iter().filter(|&index| !self.is_undone(index));
+        wanted.flat_map(|index| self.shields_of(index)).collect()
+    }
+
+    /// Those that it lacks.
+    pub(super) fn shields_of(&self, index: usize) -> Vec<Effect> {
+        self.placeholders_like(index, self.lacks_placeholders(index))
     }
 
     /// How many placeholders it lacks.
@@ -96,6 +100,11 @@ impl Machine {
             return false;
         };
         match self.phase {
+            _ if self.is_undone(index)
+                && matches!(self.undo.stage, Stage::Unshielding | Stage::Over) =>
+            {
+                false
+            }
             Phase::Down => !self.replays(),
             Phase::Shielded => true,
             Phase::Up => {
@@ -149,11 +158,6 @@ impl Machine {
         }
     }
 
-    pub(super) fn goes_first_by_id(&self, id: &ContainerId) -> bool {
-        self.index_of_old(id)
-            .is_some_and(|index| self.goes_first(index))
-    }
-
     pub(super) fn is_cleared_away(&self, index: usize) -> bool {
         match self.plan.way {
             Way::Kept => self.goes_first(index),
@@ -166,7 +170,7 @@ impl Machine {
         let containers = (0..self.progress.len())
             .filter(|&index| self.is_cleared_away(index))
             .map(|index| &self.progress[index])
-            .all(|it| it.older.is_empty() && matches!(it.old, None | Some(OldState::Gone)));
+            .all(Progress::is_gone);
         let placeholders = !self.placeholders_going || self.leftovers().is_empty();
         containers && placeholders
     }

@@ -18,6 +18,7 @@ mod notes;
 mod progress;
 mod replay;
 mod terms;
+mod undo;
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -30,6 +31,7 @@ use crate::policy::Action;
 use progress::{NewState, OldState, Progress};
 use replay::Replay;
 pub use terms::*;
+use undo::Undo;
 
 /// One restart of one pod.
 #[derive(Debug)]
@@ -49,6 +51,7 @@ pub struct Machine {
     /// The running containers have been told to stop.
     killed: bool,
     replay: Replay,
+    undo: Undo,
     /// When containers may start, until then.
     start_at: Option<Instant>,
     waker: Option<ContainerId>,
@@ -129,7 +132,7 @@ impl Machine {
         if machine.replays() {
             effects.push(Effect::Recover);
         } else {
-            effects.extend(machine.shields_wanted());
+            effects.extend(machine.begin_shields());
         }
         effects.extend(machine.waker_wanted());
         effects.extend(machine.advance(now));
@@ -146,10 +149,10 @@ impl Machine {
         elapsed: Duration,
         now: Instant,
     ) -> (Self, Vec<Effect>) {
-        let progress = plan
-            .members
-            .iter()
-            .map(|member| Progress::from_found(member, found))
+        let ours = phase == Phase::Replay || plan.way == Way::Shielded;
+        let members = plan.members.iter();
+        let progress = members
+            .map(|member| Progress::from_found(member, found, ours))
             .collect();
         let start_at = now + plan.back_off().saturating_sub(elapsed);
         let deadline = match phase {
@@ -171,6 +174,8 @@ impl Machine {
             machine.plan.starter = Starter::Kubelet(why.into());
         }
         if machine.phase == Phase::Replay {
+            let members = machine.plan.members.iter();
+            machine.replay.asked = members.map(|it| it.name.clone()).collect();
             effects.extend(if elapsed < AGAIN_LIMIT && !machine.is_seen() {
                 machine.hand_over(why.into())
             } else {
@@ -183,9 +188,12 @@ impl Machine {
             return (machine, effects);
         }
         match machine.phase {
-            Phase::Down => effects.extend(machine.shields_wanted()),
+            Phase::Down => effects.extend(machine.begin_shields()),
             Phase::Clear => effects.extend(machine.removals()),
-            Phase::Shielded => effects.extend(machine.removals_of_shielded()),
+            Phase::Shielded => {
+                effects.extend(machine.begin_undo());
+                effects.extend(machine.removals_of_shielded());
+            }
             Phase::Up => {
                 // A success that was learnt late may still be there.
                 if machine.plan.way == Way::Kept {
@@ -213,6 +221,7 @@ impl Machine {
             told: Told::default(),
             killed: false,
             replay: Replay::default(),
+            undo: Undo::default(),
             start_at: None,
             waker: None,
             placeholders_going: false,
@@ -235,7 +244,7 @@ impl Machine {
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         let next = self.start_at.into_iter().chain(self.unseen_until);
-        let next = next.chain(self.replay_until());
+        let next = next.chain(self.replay_until()).chain(self.undo_until());
         (self.phase != Phase::Over).then(|| next.fold(self.deadline, Instant::min))
     }
 
@@ -248,9 +257,11 @@ impl Machine {
     /// Whether the exit of this container belongs to the restart and must stay unseen for now.
     #[must_use]
     pub fn holds(&self, id: &ContainerId) -> bool {
-        let released =
-            self.replay.released || (self.phase == Phase::Clear && self.goes_first_by_id(id));
-        self.is_holding() && self.replaces(id) && !released
+        let let_go =
+            |index| self.is_let_go(index) || (self.phase == Phase::Clear && self.goes_first(index));
+        let index = self.index_of_old(id);
+        let waits = index.is_some_and(|index| !let_go(index));
+        self.is_holding() && waits && !self.replay.released
     }
 
     /// Whether the exit of a new attempt of that container must stay unseen for now: under Never the kubelet would see a
@@ -354,7 +365,7 @@ impl Machine {
         match self.phase {
             Phase::Down | Phase::Replay | Phase::Clear => (Verdict::NotYet, Vec::new()),
             Phase::Shielded => {
-                self.recorded |= *name == self.plan.guard;
+                self.recorded |= *name == self.plan.guard && self.is_undo_seen(now);
                 let effects = self.advance(now);
                 let verdict = if self.start_at.is_some() {
                     Verdict::BackOff
@@ -383,6 +394,9 @@ impl Machine {
         let late = now >= self.deadline;
         self.start_at = self.start_at.filter(|&at| now < at);
         self.unseen_until = self.unseen_until.filter(|&until| now < until && !late);
+        if self.step_undo(now, effects) {
+            return true;
+        }
         match self.phase {
             Phase::Down if self.may_kill(now) => {
                 effects.extend(self.kills());
@@ -390,6 +404,7 @@ impl Machine {
             }
             Phase::Down if self.replays() => self.step_before_replay(now, effects),
             Phase::Replay => self.step_replay(now, effects),
+            Phase::Down if self.undoes_first() => false,
             Phase::Down if self.unseen_until.is_some() => false,
             Phase::Down if late || self.is_down() => {
                 match self.last_moment.take() {
@@ -505,7 +520,6 @@ impl Machine {
             }
             Way::Cleared => {
                 self.enter(Phase::Shielded, now, effects);
-                effects.extend(self.removals_of_replayed_inits());
                 effects.push(Effect::Release(self.olds()));
                 // While it sees an exit, the kubelet may keep the container in back-off and not try to create
                 // it (doBackOff).

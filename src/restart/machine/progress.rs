@@ -43,8 +43,14 @@ impl Progress {
         self.placeholders.iter().chain(&self.made)
     }
 
-    /// As a restart finds it that another process began.
-    pub(super) fn from_found(member: &Member, found: &[Found]) -> Self {
+    /// Whether nothing is left of what ran before.
+    pub(super) fn is_gone(&self) -> bool {
+        self.older.is_empty() && matches!(self.old, None | Some(OldState::Gone))
+    }
+
+    /// As a restart finds it that another process began. `ours`: what has been created since, and not started, may be an
+    /// attempt of a replay; else the kubelet is about to start it.
+    pub(super) fn from_found(member: &Member, found: &[Found], ours: bool) -> Self {
         let mut progress = Progress {
             old: member.old.as_ref().map(|_| OldState::Gone),
             old_exit: member.old.as_ref().and_then(|old| old.exit),
@@ -79,8 +85,8 @@ impl Progress {
                 _ if member.older.contains(&seen.id) => {
                     progress.older.insert(seen.id.clone());
                 }
-                FoundState::Created => progress.made = Some(seen.id.clone()),
-                FoundState::Running | FoundState::Exited(_) => {}
+                FoundState::Created if ours || !seen.new => progress.made = Some(seen.id.clone()),
+                FoundState::Created | FoundState::Running | FoundState::Exited(_) => {}
             }
         }
         progress

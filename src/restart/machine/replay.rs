@@ -30,7 +30,7 @@ pub(super) struct Replay {
     /// The configurations are there.
     recovered: bool,
     /// The containers of which an attempt was asked for.
-    asked: BTreeSet<ContainerName>,
+    pub(super) asked: BTreeSet<ContainerName>,
     /// The old containers may be seen to have exited: an init container takes its time.
     pub(super) released: bool,
     /// Whether it goes on when its time is up.
@@ -71,7 +71,7 @@ impl Machine {
     fn leave_to_kubelet(&mut self, why: String) -> Vec<Effect> {
         self.plan.starter = Starter::Kubelet(why);
         let mut effects = vec![Effect::Save];
-        effects.extend(self.shields_wanted());
+        effects.extend(self.begin_shields());
         effects
     }
 
@@ -243,7 +243,7 @@ impl Machine {
         asked.any(|(_, it)| it.new == NewState::None)
     }
 
-    fn inits(&self) -> impl DoubleEndedIterator<Item = (&Member, &Progress)> {
+    pub(super) fn inits(&self) -> impl DoubleEndedIterator<Item = (&Member, &Progress)> {
         let members = self.members();
         members.filter(|(member, _)| member.kind == ContainerKind::Init)
     }
@@ -252,6 +252,16 @@ impl Machine {
     fn last_init_runs(&self) -> bool {
         let last = self.inits().next_back();
         last.is_some_and(|(_, it)| matches!(it.new, NewState::Running(_)))
+    }
+
+    /// The new attempts of init containers that others wait for.
+    #[must_use]
+    pub fn running_inits(&self) -> Vec<ContainerId> {
+        let ids = self.inits().filter_map(|(_, it)| match &it.new {
+            NewState::Running(id) => Some(id.clone()),
+            NewState::None | NewState::Ended(_, _) => None,
+        });
+        ids.collect()
     }
 
     /// The new attempts of init containers, whose exits are held while it goes on.
@@ -284,20 +294,6 @@ impl Machine {
         };
         let init = self.plan.members[index].kind == ContainerKind::Init;
         init && ended.is_some_and(|code| code != ExitCode::SUCCESS)
-    }
-
-    /// Init containers that were replayed and ended again when the kubelet was to start them itself: seen to have been
-    /// killed they would fail a Never pod (`getPhase`), and seen to wait they would have its status dropped, because they
-    /// had completed (`checkContainerStateTransition`). So they go before they can be seen: the removal waits for the
-    /// release and follows it within milliseconds.
-    pub(super) fn removals_of_replayed_inits(&self) -> Vec<Effect> {
-        let members = self.plan.members.iter().enumerate();
-        let inits = members.filter(|(_, it)| {
-            it.kind == ContainerKind::Init && it.was_running() && it.name != self.plan.guard
-        });
-        inits
-            .flat_map(|(index, _)| self.removals_of(index))
-            .collect()
     }
 
     /// What runs by now is ended again: whatever the kubelet sees must be something that it can go on from.

@@ -3,7 +3,7 @@
 use super::tests::{FULL, PLAIN, World};
 use super::*;
 use crate::kube::RestartPolicy;
-use crate::restart::plan::tests::{Shape, circumstances};
+use crate::restart::plan::tests::{Shape, Was, circumstances};
 
 fn replay(policy: RestartPolicy, shape: Shape<'_>) -> World {
     let mut plan = circumstances(Some(policy), shape, "a", 42).restart_all();
@@ -124,6 +124,70 @@ fn the_last_init_container_may_outlast_the_hold() {
     world.end("i", 0);
     world.settle();
     assert_eq!(world.finished, Some(Outcome::Completed));
+}
+
+#[test]
+fn init_containers_that_were_replayed_are_gone_before_the_others_are_shielded() {
+    let shape = [
+        ("i", ContainerKind::Init, Was::Running),
+        ("a", ContainerKind::Regular, Was::Running),
+    ];
+    let mut again = circumstances(Some(RestartPolicy::Never), &shape, "i", 42);
+    again.replayed_inits = true;
+    let mut world = World::begin(again.restart_all());
+    assert_eq!(world.attempt("a"), Verdict::NotYet);
+    world.settle();
+    let at = |wanted: &dyn Fn(&Effect) -> bool| world.log.iter().position(wanted).unwrap();
+    let shields = |name: &'static str| move |it: &Effect| matches!(it, Effect::MakePlaceholder(of, _) if *of == name.into());
+    let removes = |id: &'static str| move |it: &Effect| *it == Effect::Remove(id.into());
+    let releases = |id: &'static str| move |it: &Effect| matches!(it, Effect::Release(ids) if ids.contains(&id.into()));
+    let order = [
+        at(&shields("i")),
+        at(&releases("i-0")),
+        at(&removes("i-0")),
+        at(&removes("placeholder-2")),
+        at(&shields("a")),
+        at(&releases("a-0")),
+    ];
+    assert!(order.is_sorted(), "{order:?}");
+    assert_eq!(world.machine.phase(), Phase::Shielded);
+    assert_eq!(world.attempt("a"), Verdict::NotYet);
+    world.settle();
+    assert_eq!(world.machine.phase(), Phase::Up);
+}
+
+#[test]
+fn a_guard_that_is_shielded_before_the_runtime_has_removed_them_proves_nothing() {
+    let shape = [
+        ("i", ContainerKind::Init, Was::Running),
+        ("a", ContainerKind::Regular, Was::Running),
+    ];
+    let mut again = circumstances(Some(RestartPolicy::Never), &shape, "i", 42);
+    again.replayed_inits = true;
+    let mut world = World::begin(again.restart_all());
+    let mut gone = Vec::new();
+    while let Some(event) = world.pending.pop_front() {
+        match event {
+            Event::Gone(id) => gone.push(id),
+            event => world.handle(event),
+        }
+    }
+    world.now += DOWN_LIMIT;
+    world.handle(Event::Tick);
+    world.pending.retain(|it| !matches!(it, Event::Gone(_)));
+    world.settle();
+    assert_eq!(world.machine.phase(), Phase::Shielded);
+    world.attempt("a");
+    assert_eq!(world.machine.phase(), Phase::Shielded);
+    for id in gone {
+        world.handle(Event::Gone(id));
+    }
+    world.settle();
+    world.attempt("a");
+    assert_eq!(world.machine.phase(), Phase::Shielded);
+    world.now += LOOK_INTERVAL;
+    world.attempt("a");
+    assert_ne!(world.machine.phase(), Phase::Shielded);
 }
 
 /// All attempts of a Never pod are there, and wait for their turn for longer than exits can be held.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use tokio::time::sleep;
 
+use super::HOOKS_GIVE_UP;
 use super::three_kinds::{ALWAYS_WITH_INITS, NEVER, NEVER_WITH_GRACE, NEVER_WITH_INITS, PodKind};
 use crate::plugin::Phase;
 use crate::pod::LivePod;
@@ -18,9 +19,6 @@ use crate::under_way::UnderWay;
 
 /// A phase may be over before it is seen, or between the look and the blow.
 const TRIES: usize = 4;
-
-/// A hook that waits for a plugin lets go of its exit after that long.
-const HOOKS_GIVE_UP: Duration = Duration::from_secs(8);
 
 #[derive(Clone, Copy)]
 enum Blow {

@@ -35,12 +35,16 @@ mod untouched;
 mod volumes;
 
 use std::future::Future;
+use std::time::Duration;
 
 use anyhow::Result;
 
 use crate::scenario::{Company, Scenario};
 use crate::shape::{RestartPolicy, Shape};
 use crate::stage::Stage;
+
+/// A hook that waits for a plugin lets go of its exit after that long.
+const HOOKS_GIVE_UP: Duration = Duration::from_secs(8);
 
 pub(crate) fn all() -> Vec<Scenario> {
     [

@@ -10,7 +10,7 @@ use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use super::under;
+use super::{HOOKS_GIVE_UP, under};
 use crate::plugin::Phase;
 use crate::pod::LivePod;
 use crate::restarted::Before;
@@ -294,8 +294,8 @@ async fn plugin_dies(stage: Stage, policy: RestartPolicy, away: Duration) -> Res
     restart.until_over().await?;
     let UnderWay { pod, before } = &restart;
     // A Never pod's init container is seen when nobody is there to hide its end.
-    match policy {
-        Never => pod.has_recovered_or_failed(before).await,
-        Always | OnFailure => pod.has_recovered(before).await,
+    if policy == Never && away > HOOKS_GIVE_UP {
+        return pod.has_recovered_or_failed(before).await;
     }
+    pod.has_recovered(before).await
 }

@@ -9,7 +9,7 @@ use super::{BEGIN, Ms, World};
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::node::InstanceState;
-use crate::restart::machine::{Event, FoundState, LOOK_INTERVAL, Machine};
+use crate::restart::machine::{Event, LOOK_INTERVAL, Machine};
 use crate::restart::plan::tests::circumstances;
 use crate::restart::plan::{Circumstances, Member, Old, Plan, RestartId, Starter, Trigger};
 
@@ -118,17 +118,14 @@ impl World {
         }
         let mut circumstances = self.circumstances(restart, trigger);
         circumstances.starter = Starter::Kubelet(why);
-        // The kubelet may look in the moment between its exit and its removal, or before one is removed that never ran.
+        // The kubelet may look before one is removed that never ran.
         let slow = self.case.delays(Kind::Remove);
         let mut inits = self.runtime.containers.values();
-        self.excused |= inits.any(|it| {
-            let seen = match it.seen() {
-                FoundState::Created => slow,
-                FoundState::Running => true,
-                FoundState::Exited(_) => false,
-            };
-            seen && self.case.kind_of(&it.name) == ContainerKind::Init
-        });
+        self.excused |= slow
+            && inits.any(|it| {
+                let unstarted = it.is == Is::Created && !it.placeholder;
+                unstarted && self.case.kind_of(&it.name) == ContainerKind::Init
+            });
         // It is the same restart.
         self.decisions.pop();
         self.carry_out(circumstances.plan().unwrap(), held);
@@ -162,6 +159,7 @@ impl World {
             restart_policy: case.spec_known.then_some(case.policy),
             grace_ms: case.grace,
             decided_at_ms: self.now,
+            replayed_inits: self.machine().is_some_and(Machine::has_replayed_inits),
             trigger,
             ..circumstances(None, &[], "", 0)
         }

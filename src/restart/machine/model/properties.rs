@@ -5,7 +5,7 @@ use super::kubelet::Phase as PodPhase;
 use super::plugin::Plugin;
 use super::runtime::Is;
 use super::{Ms, World};
-use crate::ids::{ContainerName, ExitCode};
+use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::restart::machine::{Effect, Machine, Outcome, Phase};
 use crate::restart::plan::{Member, Old, Plan, Starter, Way};
@@ -40,7 +40,9 @@ impl World {
                 self.demand(told, || "nothing is killed unannounced".into());
             }
             // At the end of `Down`, of which the disk knows only after it.
-            Effect::Release(_) if self.marked() && !self.is_shielded() => self.excuse_unshielded(),
+            Effect::Release(ids) if self.marked() && !self.are_shielded(ids) => {
+                self.excuse_unshielded();
+            }
             Effect::Finish(Outcome::Unshielded) => self.excuse_unshielded(),
             _ => {}
         }
@@ -52,9 +54,10 @@ impl World {
         self.excused = true;
     }
 
-    pub(super) fn is_shielded(&self) -> bool {
+    fn are_shielded(&self, ids: &[ContainerId]) -> bool {
         let plan = self.decisions.last().unwrap();
-        let there = |old: &Old| self.runtime.containers.contains_key(&old.id);
+        let there =
+            |old: &Old| ids.contains(&old.id) && self.runtime.containers.contains_key(&old.id);
         let members = plan
             .members
             .iter()
