@@ -56,17 +56,21 @@ impl Machine {
 
     /// What shields the old containers, as soon as the kubelet can record that.
     pub(super) fn begin_shields(&mut self) -> Vec<Effect> {
-        if self.undone().is_empty() {
+        let inits = self.begin_undo();
+        if self.undo.stage == Stage::Over {
             self.shields_wanted()
         } else {
-            self.begin_undo()
+            inits
         }
     }
 
     pub(super) fn begin_undo(&mut self) -> Vec<Effect> {
-        self.undo.stage = Stage::Shielding;
-        let inits = self.undone().into_iter();
-        inits.flat_map(|index| self.shields_of(index)).collect()
+        let inits = self.undone();
+        if !inits.is_empty() {
+            self.undo.stage = Stage::Shielding;
+        }
+        let shields = inits.into_iter().map(|index| self.shields_of(index));
+        shields.flatten().collect()
     }
 
     /// When the guard must be shielded whatever stands in its way.
@@ -89,7 +93,8 @@ impl Machine {
 
     /// Whether the exit of that container's attempt need not be hidden any more.
     pub(super) fn is_let_go(&self, index: usize) -> bool {
-        self.undo.stage != Stage::Shielding && self.is_undone(index)
+        let removes = matches!(self.undo.stage, Stage::Removing | Stage::Unshielding);
+        removes && self.is_undone(index)
     }
 
     /// Whether what the kubelet wants by now is wanted without a look at them.
