@@ -303,7 +303,6 @@ impl Driver {
                     driver.ended(&id, status.exit_code);
                 }
                 Err(CriError::Gone { .. }) => driver.removed(&id),
-                Ok(_) if driver.is_overlooked(&id) => driver.wake_kubelet(&id).await,
                 // It runs, or the runtime is away and nothing will be created anyway.
                 Ok(_) | Err(_) => {}
             }

@@ -102,8 +102,6 @@ pub struct Driver {
     is_static: bool,
     runs_hooks: bool,
     placeholders: Placeholders,
-    /// One of them stands to make the kubelet look again.
-    waking: AtomicBool,
     state: Mutex<State>,
     jobs: mpsc::UnboundedSender<Job>,
 }
@@ -123,7 +121,6 @@ impl Driver {
         let state = State::new(charge.native, charge.past);
         let driver = Arc::new(Self {
             placeholders: Placeholders::new(pod.sandbox.clone()),
-            waking: AtomicBool::new(false),
             tools,
             pod,
             annotations: charge.annotations,
@@ -323,7 +320,6 @@ impl Driver {
         let (verdict, effects) = machine.attempt(Instant::now(), name);
         let restart = machine.plan().id.clone();
         let start_at = machine.plan().start_at();
-        let waited_for = machine.running_inits();
         self.apply(&mut state, effects);
         match verdict {
             Verdict::Admit => Ok(()),
@@ -334,7 +330,7 @@ impl Driver {
                 "back-off: the pod restarts too often ({restart}), container {name} starts again at {start_at}"
             )),
             Verdict::OutOfOrder => {
-                for init in waited_for {
+                for init in state.machine.iter().flat_map(Machine::running_inits) {
                     self.verify(init);
                 }
                 Err(format!(

@@ -5,7 +5,6 @@ use std::time::Instant;
 use super::Machine;
 use super::progress::{NewState, OldState, Progress};
 use super::terms::{Effect, Outcome, PROBE_INTERVAL, Phase, WAKER};
-use super::undo::Stage;
 use crate::ids::{ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::restart::plan::{Member, Way};
@@ -95,16 +94,13 @@ impl Machine {
     }
 
     /// Whether a placeholder of that container still keeps the kubelet from seeing it stopped.
-    pub(super) fn is_shielding(&self, name: &ContainerName) -> bool {
+    #[must_use]
+    pub fn is_shielding(&self, name: &ContainerName) -> bool {
         let Some(index) = self.index_of(name) else {
             return false;
         };
         match self.phase {
-            _ if self.is_undone(index)
-                && matches!(self.undo.stage, Stage::Unshielding | Stage::Over) =>
-            {
-                false
-            }
+            _ if self.needs_no_shield(index) => false,
             Phase::Down => !self.replays(),
             Phase::Shielded => true,
             Phase::Up => {
@@ -136,14 +132,13 @@ impl Machine {
 
     /// Whether its shields are missing. What is gone cannot be copied, and shows nothing that a shield could hide.
     pub(super) fn is_bare(&self, index: usize) -> bool {
-        let is_there = !matches!(self.progress[index].old, None | Some(OldState::Gone));
-        is_there && self.lacks_placeholders(index) > 0
+        !self.progress[index].old_is_gone() && self.lacks_placeholders(index) > 0
     }
 
     /// It was removed in the round before this one.
     pub(super) fn guard_is_gone(&self) -> bool {
         let index = self.index_of(&self.plan.guard);
-        index.is_none_or(|index| matches!(self.progress[index].old, None | Some(OldState::Gone)))
+        index.is_none_or(|index| self.progress[index].old_is_gone())
     }
 
     /// Under `Kept`: what the kubelet would not run again if it saw it exited, or not in order. Sidecars it

@@ -332,12 +332,12 @@ impl Machine {
             }
             Event::Gone(id) => effects.extend(self.gone(&id, now)),
             Event::PlaceholderMade(name, id) => {
-                if self.is_shielding(&name) {
-                    self.add_placeholder(&name, id);
-                } else {
+                self.replay.coming = self.replay.coming.saturating_sub(1);
+                if !self.is_shielding(&name) {
                     // Too late to shield anything.
-                    effects.push(Effect::Remove(id));
+                    effects.push(Effect::Remove(id.clone()));
                 }
+                self.add_placeholder(&name, id);
             }
             Event::Started(name, id) => {
                 effects.extend(self.started(&name, id, now));
@@ -576,7 +576,7 @@ impl Machine {
             } else if let Some(made) = progress.made.take() {
                 // The kubelet counts from the placeholder, and would take the number that the attempt has.
                 effects.push(Effect::Remove(made));
-                effects.extend(self.placeholders_like(index, self.lacks_placeholders(index)));
+                effects.extend(self.shields_of(index));
             }
         }
         self.plan.way = Way::Shielded;

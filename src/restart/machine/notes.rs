@@ -117,6 +117,7 @@ impl Machine {
                 && self.is_shielding(&name)
             {
                 effects.push(Effect::MakePlaceholder(name, like));
+                self.replay.coming += usize::from(self.phase == Phase::Replay);
                 if self.phase == Phase::Down {
                     self.deadline = self.deadline.max(now + SHIELD_TIME);
                 }

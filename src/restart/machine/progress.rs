@@ -45,7 +45,11 @@ impl Progress {
 
     /// Whether nothing is left of what ran before.
     pub(super) fn is_gone(&self) -> bool {
-        self.older.is_empty() && matches!(self.old, None | Some(OldState::Gone))
+        self.older.is_empty() && self.old_is_gone()
+    }
+
+    pub(super) fn old_is_gone(&self) -> bool {
+        matches!(self.old, None | Some(OldState::Gone))
     }
 
     /// As a restart finds it that another process began. `ours`: what has been created since, and not started, may be an

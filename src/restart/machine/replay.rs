@@ -35,6 +35,8 @@ pub(super) struct Replay {
     pub(super) released: bool,
     /// Whether it goes on when its time is up.
     time: Time,
+    /// Placeholders that were asked for and are not there yet.
+    pub(super) coming: usize,
     /// Why it has failed.
     pub(super) failure: Option<String>,
 }
@@ -109,6 +111,10 @@ impl Machine {
             effects.extend(self.hand_over(why));
         } else if let Some(why) = self.replay.failure.take() {
             effects.extend(self.give_up(why, now));
+        } else if self.has_all_begun() {
+            if late || self.is_unshielded() {
+                effects.extend(self.finish(Outcome::Completed));
+            }
         } else if late && self.last_init_runs() && !self.replay.released {
             // The kubelet sees it run and waits for it, under every policy.
             self.replay.released = true;
@@ -124,8 +130,6 @@ impl Machine {
             return true;
         } else if late {
             effects.extend(self.give_up("it took too long".into(), now));
-        } else if (0..self.progress.len()).all(|index| self.has_begun(index)) {
-            effects.extend(self.finish(Outcome::Completed));
         } else {
             if self.may_be_seen() {
                 self.replay.released = true;
@@ -141,6 +145,14 @@ impl Machine {
             }
         }
         false
+    }
+
+    /// Whether a kubelet that sees the exits sees none of the placeholders that stood before containers that run. It lists
+    /// all containers and then asks for those of each pod that has changed: what it saw only then, and never in a list,
+    /// it would not miss when it has gone (`Relist`, `pkg/kubelet/pleg/generic.go`).
+    fn is_unshielded(&self) -> bool {
+        let gone = self.progress.iter().all(|it| it.placeholders.is_empty());
+        self.replay.released || (gone && self.replay.coming == 0)
     }
 
     /// Whether the exits can be let go before their time is up, because what shields them stands.
@@ -178,7 +190,9 @@ impl Machine {
         };
         self.replay.time = time;
         self.deadline = now + limit + FALLBACK_TIME;
-        self.shields_of_unstarted()
+        let shields = self.shields_of_unstarted();
+        self.replay.coming += shields.len();
+        shields
     }
 
     /// A placeholder that is newer than an attempt hides it when it runs, but only until it is removed, which wakes the
@@ -275,6 +289,10 @@ impl Machine {
 
     fn is_late_for_replay(&self, now: Instant) -> bool {
         self.replay_until().is_some_and(|until| now >= until)
+    }
+
+    fn has_all_begun(&self) -> bool {
+        (0..self.progress.len()).all(|index| self.has_begun(index))
     }
 
     /// Whether nothing is left to do for a container.

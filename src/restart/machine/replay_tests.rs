@@ -126,15 +126,20 @@ fn the_last_init_container_may_outlast_the_hold() {
     assert_eq!(world.finished, Some(Outcome::Completed));
 }
 
-#[test]
-fn init_containers_that_were_replayed_are_gone_before_the_others_are_shielded() {
+/// An init container that was replayed asks for another restart.
+fn ask_again_in_a_replay() -> World {
     let shape = [
         ("i", ContainerKind::Init, Was::Running),
         ("a", ContainerKind::Regular, Was::Running),
     ];
     let mut again = circumstances(Some(RestartPolicy::Never), &shape, "i", 42);
     again.replayed_inits = true;
-    let mut world = World::begin(again.restart_all());
+    World::begin(again.restart_all())
+}
+
+#[test]
+fn init_containers_that_were_replayed_are_gone_before_the_others_are_shielded() {
+    let mut world = ask_again_in_a_replay();
     assert_eq!(world.attempt("a"), Verdict::NotYet);
     world.settle();
     let at = |wanted: &dyn Fn(&Effect) -> bool| world.log.iter().position(wanted).unwrap();
@@ -158,13 +163,7 @@ fn init_containers_that_were_replayed_are_gone_before_the_others_are_shielded() 
 
 #[test]
 fn a_guard_that_is_shielded_before_the_runtime_has_removed_them_proves_nothing() {
-    let shape = [
-        ("i", ContainerKind::Init, Was::Running),
-        ("a", ContainerKind::Regular, Was::Running),
-    ];
-    let mut again = circumstances(Some(RestartPolicy::Never), &shape, "i", 42);
-    again.replayed_inits = true;
-    let mut world = World::begin(again.restart_all());
+    let mut world = ask_again_in_a_replay();
     let mut gone = Vec::new();
     while let Some(event) = world.pending.pop_front() {
         match event {
@@ -223,6 +222,39 @@ fn attempts_that_wait_for_their_turn_shield_the_exits() {
     world.settle();
     assert_eq!(world.finished, Some(Outcome::Completed));
     assert!(world.removed("placeholder-1") && !world.removed("a-1") && !world.removed("b-1"));
+}
+
+#[test]
+fn exits_are_let_go_when_no_placeholder_stands_before_what_runs() {
+    let mut world = replay(RestartPolicy::Never, PLAIN);
+    reach_replay(&mut world);
+    world.pending.clear();
+    world.now += DOWN_LIMIT.saturating_sub(FALLBACK_TIME);
+    world.handle(Event::Tick);
+    for name in ["a", "b"] {
+        world.handle(Event::Started(name.into(), format!("{name}-1").into()));
+    }
+    while let Some(event) = world.pending.pop_front() {
+        assert!(world.released.is_empty() && world.finished.is_none());
+        world.handle(event);
+    }
+    assert!(world.removed("placeholder-1"));
+    assert_eq!(world.finished, Some(Outcome::Completed));
+}
+
+#[test]
+fn a_placeholder_that_does_not_come_delays_no_exit_for_ever() {
+    let mut world = replay(RestartPolicy::Never, PLAIN);
+    reach_replay(&mut world);
+    world.now += DOWN_LIMIT.saturating_sub(FALLBACK_TIME);
+    world.handle(Event::Tick);
+    for name in ["a", "b"] {
+        world.handle(Event::Started(name.into(), format!("{name}-1").into()));
+    }
+    assert_eq!(world.finished, None);
+    world.now = world.machine.deadline().unwrap();
+    world.handle(Event::Tick);
+    assert_eq!(world.finished, Some(Outcome::Completed));
 }
 
 #[test]

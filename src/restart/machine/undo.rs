@@ -20,7 +20,7 @@ const SHIELDS_TIME: Duration = Duration::from_secs(1);
 /// Undoing a replay.
 #[derive(Debug, Default)]
 pub(super) struct Undo {
-    pub(super) stage: Stage,
+    stage: Stage,
     /// The shields of the others wait for it no longer.
     late: bool,
     /// Before that, the kubelet may act on what it saw before it was over.
@@ -29,7 +29,7 @@ pub(super) struct Undo {
 
 /// How far it is.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stage {
+enum Stage {
     /// There is nothing to undo, or no longer.
     #[default]
     Over,
@@ -95,6 +95,12 @@ impl Machine {
     pub(super) fn is_let_go(&self, index: usize) -> bool {
         let removes = matches!(self.undo.stage, Stage::Removing | Stage::Unshielding);
         removes && self.is_undone(index)
+    }
+
+    /// Whether its attempts are gone, and nothing of it is to be hidden.
+    pub(super) fn needs_no_shield(&self, index: usize) -> bool {
+        let removed = matches!(self.undo.stage, Stage::Unshielding | Stage::Over);
+        removed && self.is_undone(index)
     }
 
     /// Whether what the kubelet wants by now is wanted without a look at them.

@@ -54,7 +54,7 @@ async fn thirty_never_pods_are_replayed_at_once(stage: Stage) -> Result<()> {
         .filter(|pod| pod.was_started_again_by("Auto").is_ok());
     let replayed = replayed.count();
     println!("note: {replayed} of {MANY} by replay");
-    ensure!(replayed > 0, "all were left to the kubelet");
+    ensure!(2 * replayed > MANY, "most were left to the kubelet");
     Ok(())
 }
 
