@@ -32,12 +32,14 @@ const SHIELDS_INTERVAL: Duration = Duration::from_millis(200);
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 /// The kubelet lists a pod's containers and then asks for the state of each (`getPodContainerStatuses`,
 /// pkg/kubelet/kuberuntime). If it had listed before a placeholder was there, and asked after the release, it would
-/// see an exit that nothing shields. It takes about as long as making the placeholder did, on a busy node at most
-/// this.
-pub(super) const LONGEST_LOOK: Duration = Duration::from_secs(1);
+/// see an exit that nothing shields, or nothing of a container that was removed. That takes it at least about as long as
+/// making the placeholder took, and on a busy node this.
+pub(super) const LONGEST_LOOK: Duration = Duration::from_millis(1500);
 /// A kubelet that has other pods to look after takes longer than a runtime that has not: 120 ms were seen where making
 /// the placeholder took 25.
 const SHORTEST_LOOK: Duration = Duration::from_millis(250);
+/// How many times as long as making the placeholder: half a second was seen where that took 300 ms.
+const LOOKS: u32 = 3;
 /// How long one removal is tried before it is tried afresh.
 const REMOVE_LIMIT: Duration = Duration::from_secs(30);
 
@@ -192,8 +194,9 @@ impl Driver {
                 .await
             {
                 Ok(id) => {
-                    if self.is_shielding(&name) {
-                        sleep(began.elapsed().clamp(SHORTEST_LOOK, LONGEST_LOOK)).await;
+                    let look = (LOOKS * began.elapsed()).clamp(SHORTEST_LOOK, LONGEST_LOOK);
+                    if let Some(limit) = self.shields_until(&name) {
+                        sleep_until((Instant::now() + look).min(limit)).await;
                     }
                     let mut state = self.lock();
                     if round(&state).as_ref() != Some(&wanted) {
@@ -224,10 +227,12 @@ impl Driver {
         }
     }
 
-    fn is_shielding(&self, name: &ContainerName) -> bool {
+    /// `None`: a placeholder of that container has nothing to hide.
+    fn shields_until(&self, name: &ContainerName) -> Option<Instant> {
         let state = self.lock();
-        let machine = state.machine.as_ref();
-        machine.is_some_and(|machine| machine.is_shielding(name))
+        let machine = state.machine.as_ref()?;
+        let until = machine.is_shielding(name).then(|| machine.shields_until());
+        until.map(Instant::from)
     }
 
     /// While exits are held NRI is not there for a plugin that came back, and does not tell what others remove.

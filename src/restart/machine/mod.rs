@@ -70,8 +70,8 @@ struct Told {
 
 impl Machine {
     /// Begins the restart. `held`: exits that are held already; `before`: a restart that this one replaces, or a round
-    /// of this one, whose placeholders may still stand; `ran`: for how long the oldest of the containers has run; `spent`: for how long the first exit
-    /// has been held.
+    /// of this one, whose placeholders may still stand; `ran`: for how long the oldest of the containers has run;
+    /// `spent`: for how long the first exit has been held.
     #[must_use]
     pub fn begin(
         plan: Plan,
@@ -246,6 +246,14 @@ impl Machine {
         let next = self.start_at.into_iter().chain(self.unseen_until);
         let next = next.chain(self.replay_until()).chain(self.undo_until());
         (self.phase != Phase::Over).then(|| next.fold(self.deadline, Instant::min))
+    }
+
+    /// When its placeholders must have been told of at the latest, if exits are held.
+    #[must_use]
+    pub fn shields_until(&self) -> Instant {
+        self.deadline
+            .checked_sub(TELL_TIME)
+            .unwrap_or(self.deadline)
     }
 
     /// Whether exits are held in this phase.
