@@ -117,7 +117,7 @@ impl Machine {
                 && self.is_shielding(&name)
             {
                 effects.push(Effect::MakePlaceholder(name, like));
-                self.replay.coming += usize::from(self.phase == Phase::Replay);
+                self.replay.coming += 1;
                 if self.phase == Phase::Down {
                     self.deadline = self.deadline.max(now + SHIELD_TIME);
                 }

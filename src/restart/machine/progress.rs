@@ -48,6 +48,7 @@ impl Progress {
         self.older.is_empty() && self.old_is_gone()
     }
 
+    /// Whether it did not run before, or the attempt that did is no longer in the runtime.
     pub(super) fn old_is_gone(&self) -> bool {
         matches!(self.old, None | Some(OldState::Gone))
     }

@@ -224,8 +224,8 @@ fn attempts_that_wait_for_their_turn_shield_the_exits() {
     assert!(world.removed("placeholder-1") && !world.removed("a-1") && !world.removed("b-1"));
 }
 
-#[test]
-fn exits_are_let_go_when_no_placeholder_stands_before_what_runs() {
+/// All attempts of a Never pod run, and a placeholder for the guard is on its way.
+fn start_before_the_placeholder_comes() -> World {
     let mut world = replay(RestartPolicy::Never, PLAIN);
     reach_replay(&mut world);
     world.pending.clear();
@@ -234,6 +234,12 @@ fn exits_are_let_go_when_no_placeholder_stands_before_what_runs() {
     for name in ["a", "b"] {
         world.handle(Event::Started(name.into(), format!("{name}-1").into()));
     }
+    world
+}
+
+#[test]
+fn exits_are_let_go_when_no_placeholder_stands_before_what_runs() {
+    let mut world = start_before_the_placeholder_comes();
     while let Some(event) = world.pending.pop_front() {
         assert!(world.released.is_empty() && world.finished.is_none());
         world.handle(event);
@@ -244,13 +250,7 @@ fn exits_are_let_go_when_no_placeholder_stands_before_what_runs() {
 
 #[test]
 fn a_placeholder_that_does_not_come_delays_no_exit_for_ever() {
-    let mut world = replay(RestartPolicy::Never, PLAIN);
-    reach_replay(&mut world);
-    world.now += DOWN_LIMIT.saturating_sub(FALLBACK_TIME);
-    world.handle(Event::Tick);
-    for name in ["a", "b"] {
-        world.handle(Event::Started(name.into(), format!("{name}-1").into()));
-    }
+    let mut world = start_before_the_placeholder_comes();
     assert_eq!(world.finished, None);
     world.now = world.machine.deadline().unwrap();
     world.handle(Event::Tick);

@@ -15,9 +15,9 @@ pub const FALLBACK_TIME: Duration = Duration::from_secs(2);
 /// How much longer than [`DOWN_LIMIT`] the guard's placeholders may take, without which the pod fails: a second before
 /// the hooks give up.
 pub const LAST_MOMENT: Duration = Duration::from_millis(500);
-/// How long before that a placeholder that stands is told of, whether or not the kubelet may yet act on a look from
-/// before it was there.
-pub const TELL_TIME: Duration = Duration::from_millis(100);
+/// How long before everything is let go a placeholder that stands is told of, whether or not the kubelet may yet act on a
+/// look from before it was there.
+pub(super) const TELL_TIME: Duration = Duration::from_millis(100);
 /// How long one that is removed in the last moment takes to make again: the hooks wait for longer than this.
 pub const SHIELD_TIME: Duration = Duration::from_millis(500);
 /// How long a replay whose attempts are being started may go on when it should give up: a second before the hooks do.
