@@ -7,10 +7,10 @@ readonly PAUSE_IMAGE=localhost/reprise/pause:1
 
 images_dir() { echo "$CACHE/images"; }
 
-# Packs a root file system as the only layer of an image.
+# Packs a root file system as the only layer of an image, with its parts in ROOT.image.
 pack_image() { # ROOT TAG COMMAND TAR
-    local root=$1 tag=$2 command=$3 tar=$4 work digest
-    work=$(mktemp -d "$CACHE/tmp.XXXXXX")
+    local root=$1 tag=$2 command=$3 tar=$4 work=$1.image digest
+    mkdir "$work"
     tar -C "$root" --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -cf "$work/layer.tar" .
     digest=$(sha256sum "$work/layer.tar" | cut -d' ' -f1)
     jq -n --arg digest "sha256:$digest" --arg command "$command" --arg arch "$(go env GOARCH)" '{
@@ -21,7 +21,6 @@ pack_image() { # ROOT TAG COMMAND TAR
     jq -n --arg tag "$tag" \
         '[{Config: "config.json", RepoTags: [$tag], Layers: ["layer.tar"]}]' >"$work/manifest.json"
     tar -C "$work" -cf "$tar" manifest.json config.json layer.tar
-    rm -rf "$work"
 }
 
 busybox_root() { # ROOT

@@ -128,13 +128,17 @@ async fn survives(stage: Stage, kind: PodKind, phase: Phase, blow: Blow) -> Resu
             Blow::PluginDies(away) if away > HOOKS_GIVE_UP => {
                 pod.has_recovered_or_failed(before).await?;
             }
-            Blow::RuntimeDies
-                if exit_was_seen(pod, before) && !pod.recorder.current().is_over() =>
-            {
-                pod.has_recovered_unseen(before).await?;
-            }
             Blow::RuntimeDies if exit_was_seen(pod, before) => {
-                pod.has_recovered_or_failed(before).await?;
+                let end = if pod.recorder.current().is_over() {
+                    pod.has_recovered_or_failed(before).await?;
+                    "failed"
+                } else {
+                    pod.has_recovered_unseen(before).await?;
+                    "restarted"
+                };
+                println!(
+                    "note: the kubelet looked before the exits were shielded, and the pod {end}"
+                );
             }
             _ => pod.has_recovered(before).await?,
         }
