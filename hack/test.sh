@@ -16,7 +16,7 @@ usage: hack/test.sh [OPTION]... [KUBERNETES[/CONTAINERD[/KUBELET]]]...
   --all          on all versions: ${DEFAULT_NODES[*]}
                  ${MORE_NODES[*]}
   --only-scenarios   no unit and integration tests
-  --parts N      nodes that share the scenarios of a version out among them (default 2)
+  --parts N      nodes of each version, which share the scenarios out among them (default 2)
   --at-once N    nodes side by side (default 4)
   --results DIR  keep the runner's output there, a file a node, for hack/conformance.sh
   -- ARG...      for the scenarios, see cargo test --test scenarios -- --help
@@ -92,27 +92,28 @@ result_name() { # KUBERNETES/CONTAINERD[/KUBELET]
     echo "${kubelet:-$kubernetes}-containerd$containerd-kubernetes$kubernetes"
 }
 
-# A part of the scenarios on one node. Its output is the runner's own, each line with the versions before it. Every
-# second node plays those scenarios first that run one by one, so that its neighbour, which runs many at once, has the
-# cores to itself.
+# Plays on one node what no other node of these versions has come to before. Its output is the runner's own, each line
+# with the versions before it. Every second node plays those scenarios first that run one by one, so that its neighbour,
+# which runs many at once, has the cores to itself.
 test_node() { # INDEX PART
     local index=$1 part=$2 versions=${NODES[$1]} name options output began=$SECONDS code=0 order=()
     name=$(node_name "$index" "$part")
     output=$WORK/$index.$part
+    mkdir -p "$WORK/$index.shares"
     ((part % 2 == 1)) || order=(--alone-first)
     read -ra options < <(version_options "$versions")
     "$HERE/node.sh" up "$name" "${options[@]}" >"$output.env" || code=$?
     if ((code == 0)); then
         say "node $name is up"
         REPRISE_NODE_ENV=$("$HERE/node.sh" env "$name" | sed -n 's/^NODE_DIR=//p')/env \
-            "$SCENARIOS" --part "$part/$PARTS" "${order[@]}" "${RUNNER[@]}" | tee "$output.out" || code=$?
+            "$SCENARIOS" --share-out "$WORK/$index.shares" "${order[@]}" "${RUNNER[@]}" | tee "$output.out" || code=$?
         "$HERE/node.sh" down "$name" || code=1
         [[ -z $RESULTS ]] || cat "$output.out" >>"$RESULTS/$(result_name "$versions").out"
     fi
     # What failed, and the tally.
     {
         sed -n '/^failed /,$p' "$output.out" 2>/dev/null | sed '$d'
-        printf '%s, part %d of %d: %s, %d s\n' "$versions" "$part" "$PARTS" \
+        printf '%s, node %d of %d: %s, %d s\n' "$versions" "$part" "$PARTS" \
             "$(tail -n1 "$output.out" 2>/dev/null || echo 'no node')" \
             $((SECONDS - began))
     } >"$output.sum"

@@ -60,7 +60,6 @@ async fn main() -> ExitCode {
 async fn run(options: &Options) -> Result<Tally> {
     let mut scenarios = cases::all();
     scenarios.retain(|scenario| options.wants(&scenario.name));
-    let scenarios = options.part.of(scenarios);
     if options.list {
         for scenario in &scenarios {
             println!("{} ({:?})", scenario.name, scenario.company);

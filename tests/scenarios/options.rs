@@ -1,12 +1,6 @@
 //! The runner's command line.
 
-use std::collections::HashMap;
-use std::str::FromStr;
-
-use anyhow::{Context, Result, ensure};
 use clap::Parser;
-
-use crate::scenario::{Company, Scenario};
 
 /// Scenarios on a real node. The node comes from `hack/node.sh up`; its env file is named by
 /// `REPRISE_NODE_ENV`. Without one, every scenario is skipped.
@@ -27,9 +21,9 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub(crate) jobs: usize,
 
-    /// Only every N-th, from the I-th on; those that want the whole machine are all in the first part
-    #[arg(long, value_name = "I/N", default_value = "1/1")]
-    pub(crate) part: Part,
+    /// A directory for several runs on nodes of one kind: each scenario is played by the first that comes to it
+    #[arg(long, value_name = "DIR")]
+    pub(crate) share_out: Option<std::path::PathBuf>,
 
     /// Those that cannot share the node before the others
     #[arg(long)]
@@ -58,43 +52,6 @@ pub(crate) struct Options {
     /// The env file that `hack/node.sh up` has written
     #[arg(long, value_name = "FILE", env = "REPRISE_NODE_ENV")]
     pub(crate) node_env: Option<std::path::PathBuf>,
-}
-
-/// One of several runs that share the scenarios out.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Part {
-    index: usize,
-    of: usize,
-}
-
-impl FromStr for Part {
-    type Err = anyhow::Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let (index, of) = text.split_once('/').context("not I/N")?;
-        let (index, of) = (index.parse()?, of.parse()?);
-        ensure!(
-            (1..=of).contains(&index),
-            "there is no part {index} of {of}"
-        );
-        Ok(Self { index, of })
-    }
-}
-
-impl Part {
-    /// The scenarios of this part, each company shared out by itself.
-    pub(crate) fn of(self, scenarios: Vec<Scenario>) -> Vec<Scenario> {
-        let mut counts = HashMap::new();
-        let is_here = |scenario: &Scenario| {
-            let count = counts.entry(scenario.company).or_insert(0);
-            *count += 1;
-            match scenario.company {
-                Company::Undisturbed => self.index == 1,
-                Company::Shared | Company::Alone => *count % self.of == self.index % self.of,
-            }
-        };
-        scenarios.into_iter().filter(is_here).collect()
-    }
 }
 
 impl Options {

@@ -122,6 +122,19 @@ impl LivePod {
     }
 
     pub(crate) async fn has_restarted(&self, before: &Before) -> Result<()> {
+        let restarted = self.runs_afresh(before).await;
+        restarted.with_context(|| format!("{} (last said: {})", self.name, self.last_said()))
+    }
+
+    /// What the plugin decided last about it.
+    fn last_said(&self) -> String {
+        let lines = self.plugin.log_lines(&self.name).unwrap_or_default();
+        let said = lines.iter().filter(|line| !line.contains(" DEBUG "));
+        let said: Vec<&str> = said.map(|line| line.trim()).collect();
+        said[said.len().saturating_sub(3)..].join("; ")
+    }
+
+    async fn runs_afresh(&self, before: &Before) -> Result<()> {
         self.recorder
             .until_alive("all containers run again", PATIENCE, |now| {
                 before

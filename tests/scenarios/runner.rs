@@ -3,10 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::ErrorKind;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use tokio::sync::Semaphore;
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{Instant, timeout};
@@ -76,6 +78,24 @@ pub(crate) struct Runner {
     plugin: Arc<Plugin>,
     with_plugin: bool,
     jobs: Arc<Semaphore>,
+    shares: Shares,
+}
+
+/// What several runs share out among them.
+#[derive(Clone)]
+struct Shares(Option<PathBuf>);
+
+impl Shares {
+    /// Whether this run is the first that comes to it.
+    fn take(&self, round: usize, scenario: &Scenario) -> Result<bool> {
+        let Some(dir) = &self.0 else { return Ok(true) };
+        let taken = dir.join(format!("{round}-{}", scenario.name));
+        match File::create_new(&taken) {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
+            Err(error) => Err(error).with_context(|| taken.display().to_string()),
+        }
+    }
 }
 
 impl Runner {
@@ -89,6 +109,7 @@ impl Runner {
             node,
             with_plugin: !options.without_plugin,
             jobs: Arc::new(Semaphore::new(options.jobs.max(1))),
+            shares: Shares(options.share_out.clone()),
         })
     }
 
@@ -101,15 +122,15 @@ impl Runner {
                 println!("round {round} of {}", options.repeat);
             }
             if options.alone_first {
-                self.one_by_one(scenarios, Company::Alone, &mut tally)
+                self.one_by_one(round, scenarios, Company::Alone, &mut tally)
                     .await?;
-                self.together(scenarios, &mut tally).await?;
+                self.together(round, scenarios, &mut tally).await?;
             } else {
-                self.together(scenarios, &mut tally).await?;
-                self.one_by_one(scenarios, Company::Alone, &mut tally)
+                self.together(round, scenarios, &mut tally).await?;
+                self.one_by_one(round, scenarios, Company::Alone, &mut tally)
                     .await?;
             }
-            self.one_by_one(scenarios, Company::Undisturbed, &mut tally)
+            self.one_by_one(round, scenarios, Company::Undisturbed, &mut tally)
                 .await?;
         }
         let end = Outcome {
@@ -128,24 +149,35 @@ impl Runner {
         Ok(tally)
     }
 
-    async fn together(&self, scenarios: &[Scenario], tally: &mut Tally) -> Result<()> {
+    async fn together(
+        &self,
+        round: usize,
+        scenarios: &[Scenario],
+        tally: &mut Tally,
+    ) -> Result<()> {
         self.plugin_must_run().await?;
         let mut playing = JoinSet::new();
         for scenario in with(scenarios, Company::Shared) {
             let jobs = Arc::clone(&self.jobs);
+            let shares = self.shares.clone();
             let stage = self.stage(scenario);
             let scenario = scenario.clone();
             playing.spawn(async move {
-                let Ok(turn) = jobs.acquire_owned().await else {
-                    return not_played(&scenario);
+                let turn = jobs.acquire_owned().await;
+                if !shares.take(round, &scenario)? {
+                    return Ok(None);
+                }
+                let Ok(turn) = turn else {
+                    return Ok(Some(not_played(&scenario)));
                 };
                 let outcome = play(&scenario, &stage).await;
                 drop(turn);
-                aftermath(outcome, &stage).await
+                anyhow::Ok(Some(aftermath(outcome, &stage).await))
             });
         }
         while let Some(outcome) = playing.join_next().await {
-            tally.take(&outcome?);
+            let Some(outcome) = outcome?? else { continue };
+            tally.take(&outcome);
             if tally.failures() >= MOST_FAILURES {
                 self.jobs.close();
             }
@@ -156,12 +188,16 @@ impl Runner {
     /// While one scenario is played, the pods of those before it go.
     async fn one_by_one(
         &self,
+        round: usize,
         scenarios: &[Scenario],
         company: Company,
         tally: &mut Tally,
     ) -> Result<()> {
         let mut going = JoinSet::new();
         for scenario in with(scenarios, company) {
+            if !self.shares.take(round, scenario)? {
+                continue;
+            }
             if tally.failures() >= MOST_FAILURES {
                 tally.take(&not_played(scenario));
                 continue;

@@ -11,7 +11,7 @@ use crate::stage::Stage;
 
 type Running = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Company {
     /// Beside others, on the same node with the same plugin.
     Shared,

@@ -338,7 +338,11 @@ impl Driver {
     pub(super) fn feed(self: &Arc<Self>, state: &mut State, event: Event) {
         if let Some(machine) = &mut state.machine {
             tracing::debug!(pod = %self.pod.key, phase = ?machine.phase(), ?event);
+            let deadline = machine.deadline();
             let effects = machine.handle(Instant::now(), event);
+            if machine.deadline() != deadline {
+                drop(self.jobs.send(Job::Retime));
+            }
             self.apply(state, effects);
         }
     }

@@ -109,6 +109,8 @@ pub struct Driver {
 #[derive(Debug)]
 enum Job {
     Do(Effect),
+    /// The machine's deadline has changed.
+    Retime,
     Close,
 }
 

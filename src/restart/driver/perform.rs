@@ -14,7 +14,7 @@ use crate::exit_hold;
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::node::InstanceState;
 use crate::report::Story;
-use crate::restart::machine::{Effect, Event, Machine, Outcome, Phase};
+use crate::restart::machine::{Effect, Event, Machine, Outcome, Phase, time_of_look};
 use crate::restart::plan::{Plan, Starter, Way};
 use crate::restart::record::Record;
 
@@ -30,16 +30,6 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 const SHIELDS_INTERVAL: Duration = Duration::from_millis(200);
 /// The runtime's answer to a stop, beyond the grace period.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
-/// The kubelet lists a pod's containers and then asks for the state of each (`getPodContainerStatuses`,
-/// pkg/kubelet/kuberuntime). If it had listed before a placeholder was there, and asked after the release, it would
-/// see an exit that nothing shields, or nothing of a container that was removed. That takes it at least about as long as
-/// making the placeholder took, and on a busy node this.
-pub(super) const LONGEST_LOOK: Duration = Duration::from_millis(1500);
-/// A kubelet that has other pods to look after takes longer than a runtime that has not: 120 ms were seen where making
-/// the placeholder took 25.
-const SHORTEST_LOOK: Duration = Duration::from_millis(250);
-/// How many times as long as making the placeholder: half a second was seen where that took 300 ms.
-const LOOKS: u32 = 3;
 /// How long one removal is tried before it is tried afresh.
 const REMOVE_LIMIT: Duration = Duration::from_secs(30);
 
@@ -56,6 +46,7 @@ impl Driver {
             tokio::select! {
                 job = queue.recv() => match job {
                     Some(Job::Do(effect)) => self.perform(effect),
+                    Some(Job::Retime) => {}
                     Some(Job::Close) | None => return,
                 },
                 () = tick => self.feed(&mut self.lock(), Event::Tick),
@@ -194,7 +185,7 @@ impl Driver {
                 .await
             {
                 Ok(id) => {
-                    let look = (LOOKS * began.elapsed()).clamp(SHORTEST_LOOK, LONGEST_LOOK);
+                    let look = time_of_look(began.elapsed());
                     if let Some(limit) = self.shields_until(&name) {
                         sleep_until((Instant::now() + look).min(limit)).await;
                     }

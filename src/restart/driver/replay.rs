@@ -7,17 +7,17 @@ use std::io;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use futures::future::{join_all, try_join_all};
 use tokio::task::spawn_blocking;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::timeout;
 
 use super::Driver;
-use super::perform::LONGEST_LOOK;
 use super::places::{LONGEST_WAIT, Turn};
 use crate::cri::{CriError, PodSandboxConfig};
 use crate::ids::{ContainerId, ContainerName};
-use crate::kube::{ContainerKind, RestartPolicy};
+use crate::kube::ContainerKind;
 use crate::node::now_ns;
 use crate::restart::machine::{Event, Machine, Phase};
 use crate::restart::plan::{Plan, RestartId};
@@ -131,8 +131,8 @@ impl Driver {
         let turn = self.turn(&plan).await;
         let began = Instant::now();
         let made = join_all(making).await;
+        let took = began.elapsed();
         drop(turn);
-        let looked = Instant::now() + began.elapsed().min(LONGEST_LOOK);
         // Either all or none: the kubelet is to take over from what never ran.
         let failed = attempts.iter().zip(&made);
         let mut failed = failed.filter_map(|((name, _), made)| Some((name, made.as_ref().err()?)));
@@ -142,31 +142,30 @@ impl Driver {
             return;
         }
         for ((name, _), id) in attempts.iter().zip(made.iter().flatten()) {
-            self.made(&plan.id, name, id);
-        }
-        // Nothing is released before the last of them runs: a kubelet that listed the containers before these were there
-        // has asked for the state of each by then.
-        if is_harmed_by_exits(&plan, &names) {
-            sleep_until(looked).await;
+            self.made(&plan.id, name, id, took);
         }
         let _turn = self.turn(&plan).await;
-        let started = attempts.into_iter().zip(made.into_iter().flatten());
-        let started = started.map(async |((name, attempt), id)| {
+        let starting = attempts.into_iter().zip(made.into_iter().flatten());
+        let starting = starting.map(async |((name, attempt), id)| {
             match self.start(&plan.id, &id).await {
                 Ok(()) => {
                     // The runtime may have told of it already.
                     self.started(&id);
-                    self.show(name, &id, attempt, &replay.sandbox);
+                    Some((name, id, attempt))
                 }
                 Err(error) => {
                     self.not_replayed(&plan.id, name, &error);
                     if !(error.leaves_it_created() && self.shields(&id)) {
                         self.sweep(id);
                     }
+                    None
                 }
             }
         });
-        join_all(started).await;
+        // What tells of it would only delay the others.
+        for (name, id, attempt) in join_all(starting).await.into_iter().flatten() {
+            self.show(name, &id, attempt, &replay.sandbox);
+        }
     }
 
     /// To make or to start all containers of a pod. All pods make theirs before any starts them: that much must be done
@@ -179,10 +178,16 @@ impl Driver {
     }
 
     /// If it is wanted no longer, nobody else knows of it.
-    fn made(self: &Arc<Self>, restart: &RestartId, name: &ContainerName, id: &ContainerId) {
+    fn made(
+        self: &Arc<Self>,
+        restart: &RestartId,
+        name: &ContainerName,
+        id: &ContainerId,
+        took: Duration,
+    ) {
         let mut state = self.lock();
         if state.is_restart(restart, |machine| machine.phase() == Phase::Replay) {
-            self.feed(&mut state, Event::Made(name.clone(), id.clone()));
+            self.feed(&mut state, Event::Made(name.clone(), id.clone(), took));
         } else {
             self.sweep(id.clone());
         }
@@ -268,13 +273,6 @@ impl Driver {
         self.lock()
             .is_restart(restart, |machine| machine.phase() == Phase::Replay)
     }
-}
-
-/// Whether these are the last, and the kubelet would not start again what it sees exited.
-fn is_harmed_by_exits(plan: &Plan, names: &[ContainerName]) -> bool {
-    let mut members = names.iter().filter_map(|name| plan.member(name));
-    members
-        .any(|it| it.kind == ContainerKind::Regular && it.restart_policy != RestartPolicy::Always)
 }
 
 /// Writable for everybody, whatever the umask (`makeMounts`, `pkg/kubelet/kuberuntime/kuberuntime_container.go`).

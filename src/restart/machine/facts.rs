@@ -135,10 +135,13 @@ impl Machine {
         !self.progress[index].old_is_gone() && self.lacks_placeholders(index) > 0
     }
 
-    /// It was removed in the round before this one.
+    /// Whether it was removed in the round before this one, with what shielded it.
     pub(super) fn guard_is_gone(&self) -> bool {
         let index = self.index_of(&self.plan.guard);
-        index.is_none_or(|index| self.progress[index].old_is_gone())
+        index.is_none_or(|index| {
+            let guard = &self.progress[index];
+            guard.old_is_gone() && guard.placeholders.is_empty()
+        })
     }
 
     /// Under `Kept`: what the kubelet would not run again if it saw it exited, or not in order. Sidecars it

@@ -244,7 +244,8 @@ impl Machine {
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         let next = self.start_at.into_iter().chain(self.unseen_until);
-        let next = next.chain(self.replay_until()).chain(self.undo_until());
+        let next = next.chain(self.replay_until()).chain(self.seen_from());
+        let next = next.chain(self.undo_until());
         (self.phase != Phase::Over).then(|| next.fold(self.deadline, Instant::min))
     }
 
@@ -331,7 +332,10 @@ impl Machine {
                 let failure = &mut self.replay.failure;
                 failure.get_or_insert_with(|| format!("{name}: {why}"));
             }
-            Event::Made(name, id) => effects.extend(self.made(&name, id)),
+            Event::Made(name, id, took) => {
+                let looked = now + time_of_look(took);
+                effects.extend(self.made(&name, id, looked));
+            }
             Event::Held(id) => self.set_old(&id, OldState::Held),
             Event::Exited(id) => self.set_old(&id, OldState::Exited),
             Event::Ended(name, id, code) => effects.extend(self.ended(&name, id, code)),
@@ -600,7 +604,7 @@ impl Machine {
 /// What was being made when the pod was deleted must not stay.
 fn after_the_end(event: Event) -> Vec<Effect> {
     match event {
-        Event::PlaceholderMade(_, id) | Event::Made(_, id) => vec![Effect::Remove(id)],
+        Event::PlaceholderMade(_, id) | Event::Made(_, id, _) => vec![Effect::Remove(id)],
         _ => Vec::new(),
     }
 }

@@ -9,7 +9,7 @@ use super::terms::{
     CROWD_LIMIT, Effect, FALLBACK_TIME, IN_FLIGHT_LIMIT, Outcome, Phase, REST_OF_HOLD, UP_LIMIT,
 };
 use crate::ids::{ContainerId, ContainerName, ExitCode};
-use crate::kube::ContainerKind;
+use crate::kube::{ContainerKind, RestartPolicy};
 use crate::restart::plan::{Member, Starter, Way};
 
 /// How long it may take.
@@ -37,6 +37,8 @@ pub(super) struct Replay {
     time: Time,
     /// Placeholders that were asked for and are not there yet.
     pub(super) coming: usize,
+    /// Until then a look of the kubelet may be under way that has not listed all attempts.
+    pub(super) seen_from: Option<Instant>,
     /// Why it has failed.
     pub(super) failure: Option<String>,
 }
@@ -102,6 +104,7 @@ impl Machine {
 
     pub(super) fn step_replay(&mut self, now: Instant, effects: &mut Vec<Effect>) -> bool {
         let late = self.is_late_for_replay(now);
+        self.replay.seen_from.take_if(|from| now >= *from);
         let failed = (0..self.progress.len()).find(|&index| self.init_has_failed(index));
         if self.outcome(false) == Some(Outcome::InitFailed) {
             effects.extend(self.finish(Outcome::InitFailed));
@@ -112,7 +115,9 @@ impl Machine {
         } else if let Some(why) = self.replay.failure.take() {
             effects.extend(self.give_up(why, now));
         } else if self.has_all_begun() {
-            if late || self.is_unshielded() {
+            if let Some(from) = self.replay.seen_from.filter(|_| !self.replay.released) {
+                self.deadline = self.deadline.max(from + FALLBACK_TIME);
+            } else if late || self.is_unshielded() {
                 effects.extend(self.finish(Outcome::Completed));
             }
         } else if late && self.last_init_runs() && !self.replay.released {
@@ -155,6 +160,20 @@ impl Machine {
         self.replay.released || (gone && self.replay.coming == 0)
     }
 
+    /// When an exit may be seen at the earliest.
+    pub(super) fn seen_from(&self) -> Option<Instant> {
+        let from = self.replay.seen_from;
+        from.filter(|_| self.phase == Phase::Replay)
+    }
+
+    /// Under Always the kubelet does no more than try to start again what it sees exited.
+    pub(super) fn let_nothing_be_seen_before(&mut self, time: Instant, index: usize) {
+        let member = &self.plan.members[index];
+        if member.kind == ContainerKind::Regular && member.restart_policy != RestartPolicy::Always {
+            self.replay.seen_from = self.replay.seen_from.max(Some(time));
+        }
+    }
+
     /// Whether the exits can be let go before their time is up, because what shields them stands.
     fn may_be_seen(&self) -> bool {
         let guard = self.index_of(&self.plan.guard);
@@ -176,11 +195,12 @@ impl Machine {
     fn may_go_on(&self) -> bool {
         let mut inits = self.inits();
         // A completed init container must not be seen waiting: the kubelet would drop the pod's status, shields and all
-        // (`checkContainerStateTransition`).
+        // (`checkContainerStateTransition`). Where there are none, that harms nobody.
         let init_waits = inits.any(|(member, it)| {
             self.replay.asked.contains(&member.name) && it.new == NewState::None
         });
-        self.is_in_flight() && !init_waits && self.replay.time != Time::BeyondHold
+        let harms = init_waits && self.plan.way != Way::Kept;
+        self.is_in_flight() && !harms && self.replay.time != Time::BeyondHold
     }
 
     fn prolong(&mut self, now: Instant) -> Vec<Effect> {

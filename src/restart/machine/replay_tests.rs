@@ -5,6 +5,9 @@ use super::*;
 use crate::kube::RestartPolicy;
 use crate::restart::plan::tests::{Shape, Was, circumstances};
 
+/// How long making an attempt takes.
+const MAKING: Duration = Duration::from_millis(100);
+
 fn replay(policy: RestartPolicy, shape: Shape<'_>) -> World {
     let mut plan = circumstances(Some(policy), shape, "a", 42).restart_all();
     plan.starter = Starter::Plugin;
@@ -126,6 +129,68 @@ fn the_last_init_container_may_outlast_the_hold() {
     assert_eq!(world.finished, Some(Outcome::Completed));
 }
 
+#[test]
+fn an_init_container_that_starts_late_is_waited_for_where_no_exit_needs_a_shield() {
+    for (policy, waits) in [(RestartPolicy::Always, true), (RestartPolicy::Never, false)] {
+        let mut world = replay(policy, FULL);
+        reach_replay(&mut world);
+        let starts = std::mem::take(&mut world.pending);
+        world.now = world.machine.deadline().unwrap();
+        world.handle(Event::Tick);
+        assert_eq!(world.handed_over.is_none(), waits);
+        if waits {
+            world.pending = starts;
+            world.settle();
+            world.end("i", 0);
+            world.settle();
+            assert_eq!(world.finished, Some(Outcome::Completed));
+            assert!(!makes_placeholders(&world));
+        }
+    }
+}
+
+/// All attempts are made and run at once. Returns after how long the exits are seen.
+fn start_at_once(world: &mut World) -> Duration {
+    world.pending.clear();
+    for name in ["a", "b"] {
+        let id: ContainerId = format!("{name}-1").into();
+        world.handle(Event::Made(name.into(), id.clone(), MAKING));
+        world.handle(Event::Started(name.into(), id));
+    }
+    let begun = world.now;
+    while world.finished.is_none() {
+        assert!(world.released.is_empty());
+        let next = world.machine.deadline().unwrap();
+        assert!(next > world.now);
+        world.now = next;
+        world.handle(Event::Tick);
+    }
+    assert_eq!(world.finished, Some(Outcome::Completed));
+    assert!(!makes_placeholders(world));
+    world.now - begun
+}
+
+#[test]
+fn no_exit_is_seen_by_a_look_from_before_the_attempts_were_there() {
+    for policy in [RestartPolicy::Never, RestartPolicy::OnFailure] {
+        let mut world = replay(policy, PLAIN);
+        reach_replay(&mut world);
+        assert_eq!(start_at_once(&mut world), time_of_look(MAKING));
+    }
+    let mut world = replay(RestartPolicy::Always, PLAIN);
+    reach_replay(&mut world);
+    assert_eq!(start_at_once(&mut world), Duration::ZERO);
+}
+
+#[test]
+fn a_look_is_waited_for_when_the_replay_is_late() {
+    let mut world = replay(RestartPolicy::Never, PLAIN);
+    reach_replay(&mut world);
+    world.now = world.machine.deadline().unwrap();
+    world.now = world.now.checked_sub(MAKING).unwrap();
+    assert_eq!(start_at_once(&mut world), time_of_look(MAKING));
+}
+
 /// An init container that was replayed asks for another restart.
 fn ask_again_in_a_replay() -> World {
     let shape = [
@@ -194,8 +259,8 @@ fn outlast_the_hold() -> World {
     let mut world = replay(RestartPolicy::Never, PLAIN);
     reach_replay(&mut world);
     world.pending.clear();
-    world.handle(Event::Made("a".into(), "a-1".into()));
-    world.handle(Event::Made("b".into(), "b-1".into()));
+    world.handle(Event::Made("a".into(), "a-1".into(), MAKING));
+    world.handle(Event::Made("b".into(), "b-1".into(), MAKING));
     assert!(!makes_placeholders(&world));
     world.now += DOWN_LIMIT.saturating_sub(FALLBACK_TIME);
     world.handle(Event::Tick);

@@ -1,5 +1,7 @@
 //! How the plugin performs what the machine wants done (`driver/perform.rs`).
 
+use std::time::Duration;
+
 use super::plugin::{Record, Round};
 use super::{Call, Job, World};
 use crate::ids::{ContainerId, ContainerName};
@@ -161,7 +163,7 @@ impl World {
         let Some(plugin) = &self.plugin else { return };
         let wanted = plugin.round().as_ref() == Some(round);
         if wanted && self.machine().map(Machine::phase) == Some(Phase::Replay) {
-            self.feed(Event::Made(name, id));
+            self.feed(Event::Made(name, id, Duration::ZERO));
         } else {
             self.sweep(id);
         }
