@@ -115,7 +115,7 @@ impl Machine {
         } else if let Some(why) = self.replay.failure.take() {
             effects.extend(self.give_up(why, now));
         } else if self.has_all_begun() {
-            if let Some(from) = self.replay.seen_from.filter(|_| !self.replay.released) {
+            if let Some(from) = self.replay.seen_from {
                 self.deadline = self.deadline.max(from + FALLBACK_TIME);
             } else if late || self.is_unshielded() {
                 effects.extend(self.finish(Outcome::Completed));
@@ -179,7 +179,7 @@ impl Machine {
         let guard = self.index_of(&self.plan.guard);
         let stands = guard.is_none_or(|index| self.lacks_shields(index) == 0);
         let ends = self.replay.time == Time::BeyondHold && !self.replay.released;
-        ends && stands && self.plan.starts_at_once()
+        ends && stands && self.replay.seen_from.is_none() && self.plan.starts_at_once()
     }
 
     /// How many, if its exit is seen before its attempt has been started. One that was made is as good as one.
