@@ -546,6 +546,42 @@ fn a_round_that_finds_the_guard_removed_does_not_wait_for_it() {
 }
 
 #[test]
+fn a_round_waits_for_the_kubelet_to_record_what_shields_a_guard_that_is_gone() {
+    let shape: Shape<'_> = &[
+        ("s", Sidecar, RUNS),
+        ("a", Regular, RUNS),
+        ("b", Regular, RUNS),
+    ];
+    let mut plan = circumstances(Some(RestartPolicy::Never), shape, "a", 42).restart_all();
+    let held = ["a-0".into()];
+    let now = Instant::now();
+    let begin =
+        |plan, before| Machine::begin(plan, &held, before, LOOK_INTERVAL, Duration::ZERO, now);
+    let (mut before, _) = begin(plan.clone(), None);
+    for id in ["p1", "p2"] {
+        before.handle(now, Event::PlaceholderMade("a".into(), id.into()));
+    }
+    // The kubelet has started the sidecar once more, and what shielded the other is gone with it.
+    plan.members[0].old = Some(Old {
+        id: "s-1".into(),
+        exit: None,
+    });
+    plan.members[2].old = None;
+    let (mut machine, _) = begin(plan, Some(&before));
+    for event in [
+        Event::Announced,
+        Event::Gone("a-0".into()),
+        Event::PlaceholderMade("s".into(), "p3".into()),
+        Event::Held("s-1".into()),
+    ] {
+        machine.handle(now, event);
+    }
+    assert_eq!(machine.phase(), Phase::Shielded);
+    machine.attempt(now, &"a".into());
+    assert_eq!(machine.phase(), Phase::Clear);
+}
+
+#[test]
 fn a_placeholder_of_the_round_before_shields_only_what_has_not_run_since() {
     let shape: Shape<'_> = &[
         ("a", Regular, RUNS),
