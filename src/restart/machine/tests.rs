@@ -545,6 +545,19 @@ fn a_round_that_finds_the_guard_removed_does_not_wait_for_it() {
     assert_eq!(world.finished, Some(Outcome::Completed));
 }
 
+/// A round of a restart whose trigger `a` is held.
+fn begin_round(plan: Plan, before: Option<&Machine>, now: Instant) -> (Machine, Vec<Effect>) {
+    let held = ["a-0".into()];
+    Machine::begin(plan, &held, before, LOOK_INTERVAL, Duration::ZERO, now)
+}
+
+fn old(id: &str, exit: Option<ExitCode>) -> Old {
+    Old {
+        id: id.into(),
+        exit,
+    }
+}
+
 #[test]
 fn a_round_waits_for_the_kubelet_to_record_what_shields_a_guard_that_is_gone() {
     let shape: Shape<'_> = &[
@@ -553,21 +566,15 @@ fn a_round_waits_for_the_kubelet_to_record_what_shields_a_guard_that_is_gone() {
         ("b", Regular, RUNS),
     ];
     let mut plan = circumstances(Some(RestartPolicy::Never), shape, "a", 42).restart_all();
-    let held = ["a-0".into()];
     let now = Instant::now();
-    let begin =
-        |plan, before| Machine::begin(plan, &held, before, LOOK_INTERVAL, Duration::ZERO, now);
-    let (mut before, _) = begin(plan.clone(), None);
+    let (mut before, _) = begin_round(plan.clone(), None, now);
     for id in ["p1", "p2"] {
         before.handle(now, Event::PlaceholderMade("a".into(), id.into()));
     }
     // The kubelet has started the sidecar once more, and what shielded the other is gone with it.
-    plan.members[0].old = Some(Old {
-        id: "s-1".into(),
-        exit: None,
-    });
+    plan.members[0].old = Some(old("s-1", None));
     plan.members[2].old = None;
-    let (mut machine, _) = begin(plan, Some(&before));
+    let (mut machine, _) = begin_round(plan, Some(&before), now);
     for event in [
         Event::Announced,
         Event::Gone("a-0".into()),
@@ -589,24 +596,15 @@ fn a_placeholder_of_the_round_before_shields_only_what_has_not_run_since() {
         ("c", Regular, RUNS),
     ];
     let plan = circumstances(Some(RestartPolicy::Never), shape, "a", 42).restart_all();
-    let held = ["a-0".into()];
     let now = Instant::now();
-    let begin =
-        |plan, before| Machine::begin(plan, &held, before, LOOK_INTERVAL, Duration::ZERO, now);
-    let (mut before, _) = begin(plan.clone(), None);
+    let (mut before, _) = begin_round(plan.clone(), None, now);
     for (name, id) in [("a", "p1"), ("b", "p2"), ("c", "p3")] {
         before.handle(now, Event::PlaceholderMade(name.into(), id.into()));
     }
     let mut plan = plan;
-    let old = |id: &str, exit| {
-        Some(Old {
-            id: id.into(),
-            exit,
-        })
-    };
-    plan.members[1].old = old("b-1", None);
-    plan.members[2].old = old("c-1", Some(ExitCode::SUCCESS));
-    let (machine, effects) = begin(plan, Some(&before));
+    plan.members[1].old = Some(old("b-1", None));
+    plan.members[2].old = Some(old("c-1", Some(ExitCode::SUCCESS)));
+    let (machine, effects) = begin_round(plan, Some(&before), now);
     assert!(effects.contains(&Effect::Remove("p2".into())));
     let kept = [("a".into(), "p1".into()), ("c".into(), "p3".into())];
     assert_eq!(machine.leftovers(), kept);

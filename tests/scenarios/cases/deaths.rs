@@ -136,9 +136,7 @@ async fn survives(stage: Stage, kind: PodKind, phase: Phase, blow: Blow) -> Resu
                     pod.has_recovered_unseen(before).await?;
                     "restarted"
                 };
-                println!(
-                    "note: the kubelet looked before the exits were shielded, and the pod {end}"
-                );
+                println!("note: the kubelet saw the exits, and the pod {end}");
             }
             _ => pod.has_recovered(before).await?,
         }
