@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 NAME       ?= reprise
-# By default each script's own: K8S (1.33.13, 1.34.4, 1.35.4, 1.36.3), CONTAINERD (2.3.7, 2.4.2, 1.7.35).
+# By default each script's own: K8S (1.33.13, 1.34.4, 1.35.4, 1.36.3, 1.37.2), CONTAINERD (1.7.35, 2.3.7, 2.4.2).
 VERSIONS    = $(if $(K8S),--k8s $(K8S)) $(if $(CONTAINERD),--containerd $(CONTAINERD))
 
 .PHONY: help
@@ -21,7 +21,7 @@ build: ## The plugin, as it is shipped
 # A Kubernetes node on this machine (hack/README.md)
 
 .PHONY: node-up
-node-up: ## Start a node: NAME=reprise K8S=1.36.3 CONTAINERD=2.3.7
+node-up: ## Start a node: NAME=reprise K8S=1.37.2 CONTAINERD=2.4.2
 	@hack/node.sh up $(NAME) $(VERSIONS) | sed 's/^KUBECONFIG=/export &/'
 
 .PHONY: node-down
@@ -37,10 +37,20 @@ test: ## Everything, on the oldest and the newest kubelet
 .PHONY: test-all
 test-all: ## The same on all kubelets and containerds
 	@hack/test.sh --all
+	@$(MAKE) --no-print-directory soak MINUTES=10
+
+.PHONY: soak
+soak: ## Restarts while the plugin, the kubelet or the runtime ends at any instant: MINUTES=30 SEED=N
+	@hack/test.sh --only-scenarios --parts 1 1.36.3/2.3.7/1.33.13 1.36.3/2.3.7 -- \
+		--soak $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))
 
 .PHONY: bench
 bench: ## How fast and how small, beside the kubelet's own restart and a new pod: ROUNDS=10
 	@hack/bench.sh
+
+.PHONY: fuzz
+fuzz: ## Mutated input from everybody whom the plugin listens to, each kind for MINUTES=60
+	@hack/fuzz.sh --seconds $$(($(or $(MINUTES),60) * 60))
 
 .PHONY: lint
 lint: ## Format, lints, the oldest compiler, dependencies, scripts

@@ -1,13 +1,13 @@
 # Builds Kubernetes, containerd and runc from their Go modules; installs what Debian has. Sourced.
 # shellcheck shell=bash
 
-readonly NRI_VERSION=0.12.0
-readonly CRI_API_VERSION=0.36.3
-readonly CONTAINERD_API_VERSION=1.11.1
+readonly NRI_VERSION=0.12.5
+readonly CRI_API_VERSION=0.37.2
+readonly CONTAINERD_API_VERSION=1.12.0
 
-# gcc and libc6-dev: for the pause image, for runc, and for Rust to link with.
+# gcc and libc6-dev: for the pause image, for runc, and for Rust to link with. g++: for libFuzzer.
 readonly DEBIAN_PACKAGES=(etcd-server containernetworking-plugins busybox-static iproute2
-    procps jq openssl curl ca-certificates gcc libc6-dev libseccomp-dev pkg-config)
+    procps jq openssl curl ca-certificates gcc g++ libc6-dev libseccomp-dev pkg-config)
 
 packages_missing() {
     local package

@@ -29,7 +29,8 @@ cgroup() { echo "/reprise-$NODE"; }
 token() { openssl rand -hex 16; }
 
 write_configs() {
-    mkdir -p "$DIR"/{pki,log,run,bin,cdi,cni,manifests,nri/plugins,nri/conf.d,pod-logs,volume-plugins}
+    install -d -m 700 "$DIR/pki"
+    mkdir -p "$DIR"/{log,run,bin,cdi,cni,manifests,nri/plugins,nri/conf.d,pod-logs,volume-plugins}
     # Root in a pod's own user namespace looks for its files in there.
     install -d -m 711 "$DIR/containerd"
     write_certificates
@@ -74,18 +75,23 @@ END
 }
 
 write_credentials() {
-    local admin kubelet plugin manager
-    admin=$(token) kubelet=$(token) plugin=$(token) manager=$(token)
-    cat >"$DIR/pki/tokens.csv" <<END
+    local admin kubelet manager
+    admin=$(token) kubelet=$(token) manager=$(token)
+    (umask 077 && cat >"$DIR/pki/tokens.csv") <<END
 $admin,admin,admin,"system:masters"
-$plugin,reprise,reprise,"system:masters"
 $manager,controller-manager,controller-manager,"system:masters"
 $kubelet,system:node:$NODE,system:node:$NODE,"system:nodes"
 END
     write_kubeconfig admin "$admin"
-    write_kubeconfig plugin "$plugin"
     write_kubeconfig controller-manager "$manager"
     write_kubeconfig kubelet "$kubelet"
+}
+
+# The plugin's rights are those that users give it. No controller is needed for the token of a service account; it lasts as
+# long as the certificates.
+write_plugin_credentials() {
+    kubectl apply -f "$HERE/../deploy/rbac.yaml" >>"$DIR/log/apiserver.log"
+    write_kubeconfig plugin "$(kubectl create token reprise --namespace kube-system --duration 8760h)"
 }
 
 write_kubeconfig() { # USER TOKEN
@@ -280,7 +286,7 @@ write_commands() {
         --listen-peer-urls="$peer" --initial-advertise-peer-urls="$peer" \
         --initial-cluster=default="$peer"
 
-    # No controller here makes service accounts or their tokens, so admission must not ask for them.
+    # No controller here makes the service accounts of namespaces, so admission must not ask for them.
     write_command apiserver "$(k8s_bin "$K8S")/kube-apiserver" --v=2 "${gates[@]}" \
         --etcd-servers="$etcd" --bind-address=127.0.0.1 --secure-port="$(port apiserver)" \
         --advertise-address="$(node_ip)" --endpoint-reconciler-type=none \
@@ -290,7 +296,8 @@ write_commands() {
         --service-account-issuer=https://kubernetes.default.svc \
         --service-account-key-file="$DIR/pki/service-account.key" \
         --service-account-signing-key-file="$DIR/pki/service-account.key" \
-        --disable-admission-plugins=ServiceAccount --allow-privileged=true \
+        --enable-admission-plugins=NodeRestriction --disable-admission-plugins=ServiceAccount \
+        --allow-privileged=true \
         --kubelet-preferred-address-types=InternalIP
 
     # The garbage collector deletes the pods of a Job or Deployment that is deleted.
@@ -310,6 +317,12 @@ write_commands() {
     # The first core is everybody's, the others are for containers that ask for whole ones.
     write_command kubelet-exclusive-cpus "${kubelet[@]}" --kubeconfig="$DIR/kubelet.kubeconfig" \
         --cpu-manager-policy=static --reserved-cpus=0
+    # It asks for a relist when the runtime tells of an end, or (before 1.37) believes the runtime's events for minutes.
+    write_command kubelet-evented-pleg "${kubelet[@]}" --kubeconfig="$DIR/kubelet.kubeconfig" \
+        --feature-gates=EventedPLEG=true
+    # Somebody stands between it and the runtime.
+    write_command kubelet-other-runtime "${kubelet[@]}" --kubeconfig="$DIR/kubelet.kubeconfig" \
+        --container-runtime-endpoint="unix://$DIR/other-runtime.sock"
     # Without a kubeconfig it asks no API server and runs static pods only.
     write_command kubelet-standalone "${kubelet[@]}"
 }

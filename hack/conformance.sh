@@ -1,32 +1,33 @@
 #!/usr/bin/env bash
-# Keeps docs/conformance.md true: every scenario in it exists, and its numbers are the runner's.
+# Keeps docs/conformance.md true, and docs/kubelet.md: every scenario in them exists, and the numbers are the runner's.
 set -euo pipefail
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly HERE
 readonly DOC=$HERE/../docs/conformance.md
+readonly KUBELET=$HERE/../docs/kubelet.md
 
 usage() {
     cat <<END
-usage: conformance.sh check           fail if a scenario in the table does not exist; their names on standard input
+usage: conformance.sh check           fail if a scenario in the tables does not exist; their names on standard input
        conformance.sh fill DIR        write the numbers from the runner's output, DIR/KUBELET-CONTAINERD.out;
                                       kubelets without any keep theirs
 END
 }
 
-named() { grep '^|' "$DOC" | grep -o '\x60[a-z0-9_]*_[a-z0-9_]*\x60' | tr -d '\x60' | sort -u; }
+named() { grep -h '^|' "$DOC" "$KUBELET" | grep -oP '\x60[a-z0-9_]*_[a-z0-9_]*\x60' | tr -d '\140' | sort -u; }
 
 check() {
     local missing
     missing=$(comm -23 <(named) <(cut -d' ' -f1 | sort -u))
     [[ -z $missing ]] || {
-        echo "docs/conformance.md names scenarios that do not exist:" >&2
+        echo "docs/ names scenarios that do not exist:" >&2
         echo "$missing" >&2
         return 1
     }
 }
 
-# A row's scenarios stand in its second column, the four versions in those that follow.
+# A row's scenarios stand in its second column, the five versions in those that follow.
 fill() { # DIR
     local new
     new=$(mktemp)
@@ -44,11 +45,11 @@ fill() { # DIR
         }
         BEGIN {
             FS = "|"; OFS = "|"
-            for (i = 33; i <= 36; i++) read_results("1." i)
+            for (i = 33; i <= 37; i++) read_results("1." i)
         }
-        /^\|.*\x60[a-z0-9_]+_[a-z0-9_]+\x60.*\|/ && NF == 8 {
+        /^\|.*\x60[a-z0-9_]+_[a-z0-9_]+\x60.*\|/ && NF == 9 {
             count = split($3, name, "\x60")
-            for (i = 33; i <= 36; i++) {
+            for (i = 33; i <= 37; i++) {
                 good = all = 0
                 for (n = 2; n <= count; n += 2) {
                     good += passed["1." i, name[n]]; all += played["1." i, name[n]]

@@ -1,14 +1,14 @@
 # Shared by the scripts in this directory: names, versions, locks, waiting. Sourced, never run.
 # shellcheck shell=bash
 
-readonly K8S_VERSIONS=(1.33.13 1.34.4 1.35.4 1.36.3)
+readonly K8S_VERSIONS=(1.33.13 1.34.4 1.35.4 1.36.3 1.37.2)
 readonly CONTAINERD_VERSIONS=(1.7.35 2.3.7 2.4.2)
 
 # The ways to run the kubelet: one node's agent, with the same directory, ports and pods.
-readonly KUBELETS=(kubelet kubelet-standalone kubelet-exclusive-cpus)
+readonly KUBELETS=(kubelet kubelet-standalone kubelet-exclusive-cpus kubelet-evented-pleg kubelet-other-runtime)
 
-readonly DEFAULT_K8S=1.36.3
-readonly DEFAULT_CONTAINERD=2.3.7
+readonly DEFAULT_K8S=1.37.2
+readonly DEFAULT_CONTAINERD=2.4.2
 
 readonly CACHE=${REPRISE_CACHE:-$HOME/.cache/reprise}
 
@@ -40,6 +40,11 @@ runc_version() { # CONTAINERD_VERSION
     esac
 }
 runc_bin() { echo "$CACHE/bin/runc-$(runc_version "$1")"; } # CONTAINERD_VERSION
+
+# In /tmp anybody may have been first, and what is in there is run by root.
+must_be_ours() { # DIR
+    [[ ! -L $1 && $(stat -c %u "$1") == @(0|"$EUID") ]] || die "$1 is somebody else's; set REPRISE_NODES"
+}
 
 # Runs a function in a subshell while no other run of these scripts holds that lock. Nothing that
 # lives on may be started in it: it would inherit the lock.

@@ -38,6 +38,7 @@ use_node() { # NAME
     [[ $1 =~ ^[a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?$ ]] ||
         die "'$1' is no name for a node: up to 20 of a-z, 0-9 and - inside"
     NODE=$1 DIR=$NODES/$1
+    [[ ! -e $NODES ]] || must_be_ours "$NODES"
     ((${#DIR} <= 60)) || die "$DIR is too long for the sockets in it; set REPRISE_NODES"
 }
 
@@ -93,8 +94,11 @@ write_settings() {
 }
 
 up() {
-    mkdir -p "$NODES"
-    mkdir "$DIR" 2>/dev/null || die "node '$NODE' is there already (node.sh down $NODE)"
+    # For root alone, but root in a pod's own user namespace goes through it to its files.
+    mkdir -p "$(dirname "$NODES")"
+    mkdir -m 711 "$NODES" 2>/dev/null || must_be_ours "$NODES"
+    chmod 711 "$NODES"
+    mkdir -m 711 "$DIR" 2>/dev/null || die "node '$NODE' is there already (node.sh down $NODE)"
     NRI_PLUGINS=${NRI_PLUGINS:-$DIR/nri/plugins}
     with_lock "$REGISTRY_LOCK" claim_slot
     SLOT=$(cat "$DIR/slot")
@@ -112,6 +116,7 @@ up() {
     import_images ctr >>"$DIR/log/containerd.log" 2>&1
     await_component apiserver
     say "API server is up"
+    write_plugin_credentials
     start_component controller-manager
     start_component kubelet
     await_component controller-manager

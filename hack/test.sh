@@ -5,10 +5,16 @@ set -euo pipefail
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly HERE
-# An old kubelet under a new API server: only there a pod's spec may have rules that its kubelet does not know.
-readonly DEFAULT_NODES=(1.36.3/2.3.7/1.33.13 1.36.3/2.3.7)
+# shellcheck source=/dev/null
+source "$HERE/lib.sh"
+# The oldest and the newest. The old kubelet is under as new an API server as supports it: only there a pod's spec may
+# have rules that its kubelet does not know.
+readonly DEFAULT_NODES=(1.36.3/2.3.7/1.33.13 1.37.2/2.4.2)
 # containerd 1.7 goes with the oldest kubelet, as it does in the field.
-readonly MORE_NODES=(1.34.4/2.3.7 1.35.4/2.3.7 1.36.3/2.4.2 1.33.13/1.7.35)
+readonly MORE_NODES=(1.36.3/2.3.7 1.35.4/2.4.2 1.34.4/2.3.7 1.33.13/1.7.35)
+
+# For each target; four minutes in all on two cores. `make fuzz` takes its time.
+readonly FUZZ_SECONDS=60
 
 usage() {
     cat <<END
@@ -42,7 +48,7 @@ parse_options() {
         -h | --help) usage && exit ;;
         -*) usage >&2 && exit 2 ;;
         */*) NODES+=("$1") ;;
-        *) NODES+=("$1/2.3.7") ;;
+        *) NODES+=("$1/$DEFAULT_CONTAINERD") ;;
         esac
         shift
     done
@@ -138,11 +144,14 @@ main() {
 
     # jq and a C compiler are needed below.
     "$HERE/node.sh" packages
+    "$HERE/versions.sh" || say "not known whether there are newer versions than these"
 
     local failed=0
     if [[ $UNIT == yes ]]; then
         say "unit and integration tests"
         cargo test --locked --quiet || failed=1
+        say "fuzzing"
+        "$HERE/fuzz.sh" --seconds "$FUZZ_SECONDS" || failed=1
         say "our protocol definitions beside upstream's"
         compare_protos || failed=1
     fi
