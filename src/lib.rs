@@ -2,15 +2,21 @@
 
 pub mod check;
 pub mod cli;
+pub mod clock;
 pub mod config;
 pub mod cri;
+pub mod dirs;
 pub mod exit_hold;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod ids;
 pub mod kube;
+pub mod log;
 pub mod node;
 pub mod nri;
 pub mod policy;
 pub mod report;
 pub mod restart;
 pub mod supervisor;
+pub(crate) mod text;
 pub mod yaml;

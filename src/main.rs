@@ -1,5 +1,6 @@
 //! Starts the command that was asked for, nothing else.
 
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -7,7 +8,8 @@ use anyhow::Context;
 use reprise::check;
 use reprise::cli::{Cli, Command};
 use reprise::config::{Config, LogFormat, RunArgs};
-use reprise::exit_hold::hook::{self, HookArgs};
+use reprise::exit_hold::hook;
+use reprise::log::{Escaping, LastLines, Queue};
 use reprise::nri::Launched;
 use reprise::supervisor;
 use tokio::signal::unix::{SignalKind, signal};
@@ -16,12 +18,13 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 fn main() -> ExitCode {
-    // First of all: the runtime waits for its hook, and a command line parser is slower than the hook itself.
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    if let Some(("hook", rest)) = args.split_first().map(|(name, rest)| (name.as_str(), rest))
-        && let Some(args) = HookArgs::parse(rest)
+    // First of all: the runtime waits for its hook, and a command line parser is slower than the hook itself. It would also
+    // object to arguments, which the runtime would take for a failure of its own.
+    let args: Vec<OsString> = std::env::args_os().skip(1).collect();
+    if let Some((name, rest)) = args.split_first()
+        && name == "hook"
     {
-        hook::run(&args, io::stdin());
+        hook::main(rest, io::stdin());
         return ExitCode::SUCCESS;
     }
     let launched_by_nri = std::env::var_os("NRI_PLUGIN_NAME").is_some();
@@ -36,7 +39,8 @@ fn main() -> ExitCode {
 fn start(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Run(args) => run(*args),
-        Command::Hook => anyhow::bail!("the hook is run by the container runtime only"),
+        // Never comes here: see `main`.
+        Command::Hook => Ok(ExitCode::SUCCESS),
         Command::Check(args) => {
             let all_well = check::run(&args.files, io::stdin(), &mut io::stdout().lock())?;
             Ok(if all_well {
@@ -54,7 +58,7 @@ fn start(command: Command) -> anyhow::Result<ExitCode> {
 
 fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     let config = Config::load(args)?;
-    log_to_stderr(&config);
+    let _last_lines = log_to_stderr(&config).context("cannot start the log")?;
     let launched = Launched::from_env()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -79,19 +83,22 @@ fn asked_to_stop() -> io::Result<impl Future<Output = ()>> {
     })
 }
 
-fn log_to_stderr(config: &Config) {
+/// Lines are lost rather than waited for: whoever reads them must not hold up a node.
+fn log_to_stderr(config: &Config) -> io::Result<LastLines> {
     // Libraries have their say only when something is wrong with them.
     let level = tracing::Level::from(config.log_level);
     let ours = Targets::new()
         .with_default(level.min(tracing::Level::WARN))
         .with_target("reprise", level);
     let registry = tracing_subscriber::registry().with(ours);
+    let (to_stderr, last) = Queue::to(io::stderr())?;
     let lines = tracing_subscriber::fmt::layer()
-        .with_writer(io::stderr)
+        .with_writer(move || to_stderr.clone())
         .with_target(false)
         .with_ansi(false);
     match config.log_format {
-        LogFormat::Text => registry.with(lines).init(),
+        LogFormat::Text => registry.with(lines.map_writer(Escaping)).init(),
         LogFormat::Json => registry.with(lines.json()).init(),
     }
+    Ok(last)
 }

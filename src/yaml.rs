@@ -2,7 +2,12 @@
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use serde_saphyr::{Options, budget, options};
+use serde_saphyr::{Options, budget, budget::BudgetBreach, options};
+
+use crate::text;
+
+/// An error may quote the text, in as much of it as there is.
+const LONGEST_ERROR: usize = 256;
 
 /// Text that is not the YAML that was asked for; says what and where, on one line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -11,34 +16,89 @@ pub struct YamlError(String);
 
 impl From<serde_saphyr::Error> for YamlError {
     fn from(error: serde_saphyr::Error) -> Self {
-        let text = error.without_snippet().to_string();
-        Self(text.split_whitespace().collect::<Vec<_>>().join(" "))
+        let error = error.without_snippet();
+        let text = match error {
+            serde_saphyr::Error::Budget { breach, location } => {
+                let what = breached(breach);
+                format!(
+                    "{what} at line {}, column {}",
+                    location.line(),
+                    location.column()
+                )
+            }
+            error => error.to_string(),
+        };
+        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        Self(text::cut(&text::printable(&text), LONGEST_ERROR).into_owned())
     }
 }
 
-/// Far above any manifest, far below what would trouble a node: an annotation is at most 256 KiB by
-/// itself, and aliases must not make it grow.
-fn bounds() -> Options {
+fn breached(breach: &BudgetBreach) -> &'static str {
+    match breach {
+        BudgetBreach::Anchors { .. } | BudgetBreach::Aliases { .. } => {
+            "too many anchors or aliases"
+        }
+        BudgetBreach::Depth { .. } => "too deep",
+        _ => "too much",
+    }
+}
+
+/// What aliases may add to a text, in bytes, and also what anchors may have kept.
+const EXPANSION: usize = 1 << 20;
+/// The same in events, of some 100 bytes each.
+const EXPANSION_EVENTS: usize = 20_000;
+
+/// Far above any manifest, far below what would trouble a node: aliases must not make it grow.
+fn bounds(text: &str) -> Options {
     options! {
         budget: budget! {
-            max_depth: 256,
+            max_depth: 64,
             max_nodes: 1_000_000,
             max_anchors: 1_000,
             max_aliases: 1_000,
+            max_total_scalar_bytes: text.len() + EXPANSION,
+            max_recorded_anchor_bytes: text.len() + EXPANSION,
+            max_recorded_anchor_events: EXPANSION_EVENTS,
         },
-        alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: 100_000 },
+        alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: EXPANSION_EVENTS },
         with_snippet: false,
     }
 }
 
 /// Reads one document.
 pub(crate) fn document<T: DeserializeOwned>(text: &str) -> Result<T, YamlError> {
-    Ok(serde_saphyr::from_str_with_options(text, bounds())?)
+    Ok(serde_saphyr::from_str_with_options(text, bounds(text))?)
 }
 
 /// Reads every document of a stream; empty ones are left out.
 pub(crate) fn documents(text: &str) -> Result<Vec<Value>, YamlError> {
-    Ok(serde_saphyr::from_multiple_with_options(text, bounds())?)
+    Ok(serde_saphyr::from_multiple_with_options(text, bounds(text))?)
+}
+
+/// Reads what a pod's author wrote, on a node that has better things to do: no more than `nodes` scalars, lists and
+/// mappings, in few levels, and without anchors, so that there is nothing in it that is not written there. Takes some
+/// 2 µs a node.
+pub(crate) fn foreign(text: &str, nodes: usize) -> Result<Value, YamlError> {
+    let bounds = options! {
+        budget: budget! {
+            max_depth: 16,
+            max_nodes: nodes,
+            max_anchors: 0,
+            max_aliases: 0,
+        },
+        with_snippet: false,
+    };
+    Ok(serde_saphyr::from_str_with_options(text, bounds)?)
+}
+
+/// How many nodes a value has been made of.
+pub(crate) fn nodes(value: &Value) -> usize {
+    let within: usize = match value {
+        Value::Array(items) => items.iter().map(nodes).sum(),
+        Value::Object(fields) => fields.values().map(|value| 1 + nodes(value)).sum(),
+        _ => 0,
+    };
+    1 + within
 }
 
 #[cfg(test)]
@@ -65,8 +125,90 @@ mod tests {
     }
 
     #[test]
+    fn aliases_cannot_multiply_what_is_long() {
+        let anchors: String = (0..100).map(|it| format!("a{it}: &a{it} x\n")).collect();
+        let long = format!("{anchors}long: &long {}", "x".repeat(16_000));
+        let repeated = |times| {
+            let text = format!("{long}\nlist: [{}]", vec!["*long"; times].join(", "));
+            document::<Value>(&text)
+        };
+        assert!(repeated(50).is_ok());
+        assert!(repeated(100).is_err());
+    }
+
+    #[test]
+    fn anchors_cannot_keep_a_list_again_and_again() {
+        let kept = |length: usize| {
+            let anchors: String = (0..60).map(|it| format!("&a{it} [")).collect();
+            let text = format!("{anchors}{}{}", "x, ".repeat(length), "]".repeat(60));
+            document::<Value>(&text)
+        };
+        assert!(kept(100).is_ok());
+        assert!(kept(1_000).is_err());
+    }
+
+    #[test]
+    fn anchors_cannot_keep_a_text_again_and_again() {
+        let kept = |length: usize| {
+            let anchors: String = (0..60).map(|it| format!("&a{it} [")).collect();
+            // An escape, so that there is something to keep.
+            let long = format!("\"\\t{}\"", "x".repeat(length));
+            let text = format!("{anchors}{long}{}", "]".repeat(60));
+            document::<Value>(&text)
+        };
+        assert!(kept(10_000).is_ok());
+        assert!(kept(30_000).is_err());
+    }
+
+    #[test]
     fn depth_is_bounded() {
         assert!(document::<Value>(&"[".repeat(10_000)).is_err());
-        assert!(document::<Value>(&format!("{}{}", "[".repeat(500), "]".repeat(500))).is_err());
+        let nested = |depth| {
+            let text = "&a [".repeat(depth) + &"]".repeat(depth);
+            document::<Value>(&text)
+        };
+        assert!(nested(60).is_ok());
+        assert!(nested(250).is_err());
+    }
+
+    #[test]
+    fn a_manifest_may_have_anchors_and_an_annotation_none() {
+        let text = "a: &codes [1, 2]\nb: *codes";
+        let [manifest] = &documents(text).unwrap()[..] else {
+            panic!("one document")
+        };
+        assert_eq!(manifest["b"], manifest["a"]);
+        for text in [
+            text,
+            "&codes [1, 2]",
+            "{a: &a {b: 1}, c: {<<: *a}}",
+            "*codes",
+        ] {
+            assert!(foreign(text, 100).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn nodes_are_counted_as_they_are_bounded() {
+        for text in [
+            "1",
+            "[]",
+            "{}",
+            "[1, [2, 3], {a: 1, b: {c: []}}]",
+            "a:\n- b\n- c: d",
+        ] {
+            let count = nodes(&foreign(text, 100).unwrap());
+            assert!(foreign(text, count).is_ok(), "{text}");
+            assert!(foreign(text, count - 1).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_error_quotes_no_more_than_fits_and_nothing_that_a_terminal_acts_on() {
+        let long = "9".repeat(60_000);
+        let error = foreign(&long, 100).unwrap_err().to_string();
+        assert!(error.len() <= LONGEST_ERROR, "{} bytes", error.len());
+        let error = document::<Vec<u8>>("[\"\\e[31m\\u202e\"]").unwrap_err();
+        assert_eq!(text::printable(&error.0), error.0);
     }
 }

@@ -1,8 +1,10 @@
 //! The binary as users meet it: exit codes and messages.
 
 use std::fs;
-use std::io::Write;
-use std::process::{Command, Output, Stdio};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::{Child, ChildStderr, Command, Output, Stdio};
 
 const POD: &str = "
 apiVersion: v1
@@ -156,4 +158,111 @@ fn check_fails_on_a_missing_file_and_still_checks_the_others() {
         "{out}"
     );
     assert!(out.contains("Pod trainer"), "{out}");
+}
+
+/// A plugin beside a runtime that does not answer, so that it does nothing but be there.
+struct Plugin {
+    process: Child,
+    log: BufReader<ChildStderr>,
+}
+
+impl Plugin {
+    fn command(dir: &Path) -> Command {
+        let mut command = reprise(&["run", "--node-name", "node", "--log-level", "info"]);
+        for (flag, name) in [
+            ("--run-dir", "run"),
+            ("--state-dir", "state"),
+            ("--cri-endpoint", "runtime.sock"),
+            ("--nri-socket", "nri.sock"),
+        ] {
+            command.arg(flag).arg(dir.join(name));
+        }
+        command.stderr(Stdio::piped());
+        command
+    }
+
+    fn start(mut command: Command) -> Self {
+        let mut process = command.spawn().unwrap();
+        let log = BufReader::new(process.stderr.take().unwrap());
+        Self { process, log }
+    }
+
+    /// Waits for a line of its log.
+    fn says(&mut self, what: &str) {
+        let mut line = String::new();
+        while !line.contains(what) {
+            line.clear();
+            assert!(self.log.read_line(&mut line).unwrap() > 0, "it ended");
+        }
+    }
+
+    fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+impl Drop for Plugin {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[test]
+fn a_second_plugin_says_who_is_there_and_one_that_waits_takes_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let _runtime = UnixListener::bind(dir.path().join("runtime.sock")).unwrap();
+    let mut first = Plugin::start(Plugin::command(dir.path()));
+    first.says("the runtime does not answer");
+    let locked = fs::read_to_string(dir.path().join("run/reprise.lock")).unwrap();
+    let (code, _, error) = said(&Plugin::command(dir.path()).output().unwrap());
+    assert_eq!(code, Some(1), "{error}");
+    let there = format!("(pid {}, since 20", first.process.id());
+    assert!(error.contains("another plugin is at work with"), "{error}");
+    assert!(error.contains(&there), "{error}");
+    // It has touched nothing.
+    let now = fs::read_to_string(dir.path().join("run/reprise.lock")).unwrap();
+    assert_eq!(now, locked);
+
+    let mut command = Plugin::command(dir.path());
+    command.env("REPRISE_WAIT", "yes");
+    let mut second = Plugin::start(command);
+    second.says("another plugin is at work: waiting for its end");
+    let mut third = Plugin::command(dir.path());
+    third.arg("--wait=false");
+    assert_eq!(said(&third.output().unwrap()).0, Some(1));
+    first.kill();
+    second.says("the other plugin has ended: taking over");
+    second.says("the runtime does not answer");
+}
+
+#[test]
+fn a_state_directory_that_cannot_be_made_costs_one_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let _runtime = UnixListener::bind(dir.path().join("runtime.sock")).unwrap();
+    fs::write(dir.path().join("state"), "").unwrap();
+    let mut plugin = Plugin::start(Plugin::command(dir.path()));
+    plugin.says("restarts cannot be written down");
+    plugin.says("the runtime does not answer");
+}
+
+#[test]
+fn a_directory_that_others_write_to_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let _runtime = UnixListener::bind(dir.path().join("runtime.sock")).unwrap();
+    let mut command = Plugin::command(dir.path());
+    let config = dir.path().join("config.yaml");
+    fs::write(&config, "wait: false\n").unwrap();
+    command.arg("--config").arg(config);
+    let shared = dir.path().join("run");
+    fs::create_dir(&shared).unwrap();
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o1777);
+    fs::set_permissions(&shared, open).unwrap();
+    let (code, _, error) = said(&command.output().unwrap());
+    assert_eq!(code, Some(1));
+    assert!(
+        error.contains("others than root may write there"),
+        "{error}"
+    );
 }

@@ -9,12 +9,13 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use futures::future::try_join_all;
 use serde::Serialize;
 use tokio::net::UnixListener;
 use tokio::time::timeout;
 
+use crate::hostile;
 use crate::machine::value_of;
 use crate::node::Node;
 use crate::nri::{Answer, Container, CreateContainerRequest, Mount, PodSandbox, Runtime};
@@ -31,6 +32,9 @@ const AT_ONCE: usize = 10;
 
 const CONTAINER: &str = "trainer";
 
+/// One container in so many is asked about behind one of a hostile pod.
+const HOSTILE: u32 = 10;
+
 #[derive(Serialize)]
 pub(crate) struct Costs {
     /// Just started, no pod on the node.
@@ -41,6 +45,7 @@ pub(crate) struct Costs {
     pub(crate) binary_bytes: u64,
     pub(crate) create_container_request_bytes: usize,
     pub(crate) create_container_us: Vec<f64>,
+    pub(crate) create_container_behind_hostile_us: Vec<f64>,
     pub(crate) hook_ms: Vec<f64>,
 }
 
@@ -54,7 +59,7 @@ pub(crate) async fn measure(
     let hook_ms = hook(&plugin.binary, options.hooks)?;
     let stage = Stage::new(Arc::clone(node), Arc::clone(plugin), "bench");
     let measured = with_pods(&stage, options).await;
-    let (resident, peak, (request_bytes, calls)) = match measured {
+    let (resident, peak, handler) = match measured {
         Ok(measured) => measured,
         Err(error) => {
             // Half of them may be there; the first failure is the one to hear of.
@@ -69,14 +74,15 @@ pub(crate) async fn measure(
         resident_kib_with_pods: resident,
         resident_kib_peak: peak,
         binary_bytes: std::fs::metadata(&plugin.binary)?.len(),
-        create_container_request_bytes: request_bytes,
-        create_container_us: calls,
+        create_container_request_bytes: handler.request_bytes,
+        create_container_us: handler.took_us,
+        create_container_behind_hostile_us: handler.behind_hostile_us,
         hook_ms,
     })
 }
 
 /// Memory, and then, for the same pods, the handler.
-async fn with_pods(stage: &Stage, options: &Options) -> Result<(u64, u64, (usize, Vec<f64>))> {
+async fn with_pods(stage: &Stage, options: &Options) -> Result<(u64, u64, Handler)> {
     let mut pods = Vec::new();
     while pods.len() < options.pods {
         let missing = AT_ONCE.min(options.pods - pods.len());
@@ -90,7 +96,7 @@ async fn with_pods(stage: &Stage, options: &Options) -> Result<(u64, u64, (usize
     }
     let pid = stage.plugin.pid().await?;
     let resident = resident_kib(pid)?;
-    let peak = kib(pid, "VmHWM")?;
+    let peak = peak_kib(pid)?;
     stage.plugin.must_be_well().await?;
     stage.plugin.stop().await?;
     let handler = handler(stage, &pods, options.calls).await?;
@@ -100,6 +106,11 @@ async fn with_pods(stage: &Stage, options: &Options) -> Result<(u64, u64, (usize
 /// Resident memory of a process.
 pub(crate) fn resident_kib(pid: u32) -> Result<u64> {
     kib(pid, "VmRSS")
+}
+
+/// The most that it was since the process started.
+pub(crate) fn peak_kib(pid: u32) -> Result<u64> {
+    kib(pid, "VmHWM")
 }
 
 fn kib(pid: u32, key: &str) -> Result<u64> {
@@ -135,10 +146,18 @@ fn hook(binary: &Path, runs: u32) -> Result<Vec<f64>> {
     Ok(took)
 }
 
-/// Microseconds from asking the plugin about a container of a pod without rules to its answer, while
-/// it knows `pods`, and how large a question is. Another process of the same plugin, because the first
+/// What the handler takes.
+struct Handler {
+    request_bytes: usize,
+    /// Microseconds from asking about a container of a pod without rules to the answer.
+    took_us: Vec<f64>,
+    /// The same where one of a pod that means harm has to be asked about first.
+    behind_hostile_us: Vec<f64>,
+}
+
+/// Asks the plugin about containers of pods without rules, while it knows `pods`. Another process of the same plugin, because the first
 /// one's runtime does not let anybody else ask.
-async fn handler(stage: &Stage, pods: &[Arc<LivePod>], calls: u32) -> Result<(usize, Vec<f64>)> {
+async fn handler(stage: &Stage, pods: &[Arc<LivePod>], calls: u32) -> Result<Handler> {
     let dir = tempfile::tempdir()?;
     let sockets = Sockets {
         nri: dir.path().join("nri.sock"),
@@ -166,18 +185,37 @@ async fn handler(stage: &Stage, pods: &[Arc<LivePod>], calls: u32) -> Result<(us
         "{calls} containers of pods without rules, while {} pods with rules are known",
         pods.len()
     ));
-    let mut took = Vec::new();
-    let mut size = 0;
+    let mut took_us = Vec::new();
+    let mut request_bytes = 0;
     for call in 0..calls {
         let request = without_rules(call);
-        size = prost::Message::encoded_len(&request);
-        let (answer, time) = runtime.create_container(&request)?;
-        if answer != Answer::Unchanged {
-            bail!("a container of a pod without rules: {answer:?}");
-        }
-        took.push(time.as_secs_f64() * 1e6);
+        request_bytes = prost::Message::encoded_len(&request);
+        took_us.push(unchanged(&mut runtime, &request)?);
     }
-    Ok((size, took))
+    let calls = calls.div_ceil(HOSTILE);
+    say(&format!("{calls} more, each behind one of a hostile pod"));
+    let mut behind_hostile_us = Vec::new();
+    for call in 0..calls {
+        // A runtime asks about one container at a time (`Adaptation.CreateContainer`, NRI's `pkg/adaptation`).
+        let (_, first) = runtime.create_container(&hostile_one(call))?;
+        let then = unchanged(&mut runtime, &without_rules(call))?;
+        behind_hostile_us.push(first.as_secs_f64() * 1e6 + then);
+    }
+    Ok(Handler {
+        request_bytes,
+        took_us,
+        behind_hostile_us,
+    })
+}
+
+/// Microseconds to the answer.
+fn unchanged(runtime: &mut Runtime, request: &CreateContainerRequest) -> Result<f64> {
+    let (answer, took) = runtime.create_container(request)?;
+    ensure!(
+        answer == Answer::Unchanged,
+        "a container of a pod without rules: {answer:?}"
+    );
+    Ok(took.as_secs_f64() * 1e6)
 }
 
 fn into_blocking(stream: tokio::net::UnixStream) -> Result<UnixStream> {
@@ -281,6 +319,18 @@ fn without_rules(number: u32) -> CreateContainerRequest {
                 .collect(),
         }),
     }
+}
+
+/// The first container of a pod whose annotations are to keep the plugin busy.
+fn hostile_one(number: u32) -> CreateContainerRequest {
+    let mut request = without_rules(number);
+    if let Some(pod) = &mut request.pod {
+        pod.id = format!("{number:0>64}");
+        pod.uid = format!("hostile-{number}");
+        let value = hostile::annotation(number);
+        pod.annotations.insert(hostile::RULES.to_owned(), value);
+    }
+    request
 }
 
 /// A process that does not outlive its measurement.

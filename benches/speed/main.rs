@@ -2,6 +2,7 @@
 
 mod bursts;
 mod costs;
+mod hostile;
 mod machine;
 mod nri;
 mod options;
@@ -56,6 +57,7 @@ pub(crate) struct Results {
     restarts: Vec<Round>,
     bursts: Vec<Burst>,
     costs: Costs,
+    hostile: hostile::Memory,
 }
 
 #[tokio::main]
@@ -125,6 +127,7 @@ async fn measure(
 ) -> Result<(Results, std::path::PathBuf)> {
     let machine = Machine::of(node, &plugin.binary).await?;
     say(&format!("{machine}"));
+    let hostile = hostile::memory(node, plugin).await?;
     plugin.start().await?;
     plugin.until_ready(1).await?;
     let idle = costs::resident_kib(plugin.pid().await?)?;
@@ -138,6 +141,7 @@ async fn measure(
         restarts,
         bursts,
         costs,
+        hostile,
     };
     Ok((results, target))
 }

@@ -11,6 +11,7 @@ use manifest::{Found, Pod};
 
 use crate::kube::KubeletFeatures;
 use crate::policy::{self, OPTIONS_KEY, Policy, PolicyError, RULES_KEY};
+use crate::text;
 use crate::yaml;
 
 /// Checks `files` (`-`: all of `stdin`) and writes what it finds to `out`. Returns whether all is
@@ -50,19 +51,19 @@ struct Report {
 impl Report {
     fn failed(name: &str, error: &str) -> Self {
         Self {
-            text: format!("{name}: problem: {error}\n"),
+            text: format!("{name}: problem: {}\n", text::printable(error)),
             problems: 1,
         }
     }
 
     fn heading(&mut self, heading: &str) {
-        self.text.push_str(heading);
+        self.text.push_str(&text::printable(heading));
         self.text.push('\n');
     }
 
     fn line(&mut self, line: &str) {
         self.text.push_str("  ");
-        self.text.push_str(line);
+        self.text.push_str(&text::printable(line));
         self.text.push('\n');
     }
 
@@ -74,6 +75,10 @@ impl Report {
     fn policy_problems(&mut self, error: &PolicyError) {
         for problem in error.problems() {
             self.problem(&problem.to_string());
+        }
+        if error.more() > 0 {
+            self.problems += error.more();
+            self.line(&format!("and {} more problems", error.more()));
         }
     }
 }

@@ -180,3 +180,13 @@ fn what_is_no_yaml_is_a_problem() {
     assert_eq!((problems, text.lines().count()), (1, 1));
     assert_eq!(check("").0, "f: nothing in it\n");
 }
+
+#[test]
+fn nothing_in_a_manifest_reaches_the_terminal_as_it_is() {
+    let manifest = pod("{}").replace("name: run", "name: \"run\\e[2J\\nf: all is well\"");
+    let (text, _) = check(&manifest);
+    assert!(
+        text.starts_with("f: Pod ml/run\\u{1b}[2J\\nf: all is well\n"),
+        "{text}"
+    );
+}

@@ -109,7 +109,9 @@ pub struct Config {
     pub hook_path: PathBuf,
     /// Where the kubelet finds its static pods.
     pub static_pod_path: PathBuf,
-    /// Who starts containers again where the pod does not say.
+    /// Whether to wait for the end of another plugin with the same directories.
+    pub wait: bool,
+    /// Who starts containers again, see [`Start::asked`].
     pub start: Start,
     /// The gaps between restarts of one pod.
     pub back_off: BackOff,
@@ -177,6 +179,7 @@ impl Config {
             static_pod_path: settings
                 .static_pod_path
                 .unwrap_or_else(|| "/etc/kubernetes/manifests".into()),
+            wait: settings.wait.unwrap_or_default(),
             start: settings.start.unwrap_or_default(),
             back_off: BackOff::try_new(
                 seconds(settings.back_off, 10),

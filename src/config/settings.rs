@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use clap::builder::BoolishValueParser;
 use serde::Deserialize;
 
 use super::ConfigError;
@@ -57,7 +58,12 @@ pub struct Settings {
     /// tells them [default: /etc/kubernetes/manifests]
     #[arg(long, value_name = "DIR", env = "REPRISE_STATIC_POD_PATH")]
     pub static_pod_path: Option<PathBuf>,
-    /// Who starts containers again where the pod's annotations do not say [default: Auto]
+    /// Wait for the end of another plugin that works with the same directories, and take over
+    /// from it [default: say who it is, and end with 1]
+    #[arg(long, value_name = "BOOL", env = "REPRISE_WAIT", value_parser = BoolishValueParser::new(),
+        num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub wait: Option<bool>,
+    /// Who starts containers again; a pod may ask for something else, unless this is Kubelet [default: Auto]
     #[arg(long, value_name = "WHO", env = "REPRISE_START")]
     pub start: Option<Start>,
     /// The pause before the second restart of a pod in a row, in seconds; it doubles with each that
@@ -103,6 +109,7 @@ impl Settings {
             state_dir: self.state_dir.or(lower.state_dir),
             hook_path: self.hook_path.or(lower.hook_path),
             static_pod_path: self.static_pod_path.or(lower.static_pod_path),
+            wait: self.wait.or(lower.wait),
             start: self.start.or(lower.start),
             back_off: self.back_off.or(lower.back_off),
             back_off_max: self.back_off_max.or(lower.back_off_max),

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Request, Response, Status};
@@ -18,10 +19,16 @@ use super::containerd::Containerd;
 use super::error::CriError;
 use super::handlers;
 use super::model::{ContainerStatus, ContainerSummary, RuntimeVersion, SandboxSummary};
+use super::poststop;
 use crate::ids::{ContainerId, SandboxId};
 
 /// The kubelet's limit for CRI messages (`pkg/kubelet/cri/remote`, `maxMsgSize`): lists of a busy node exceed gRPC's 4 MiB.
 const MAX_MESSAGE: usize = 16 * 1024 * 1024;
+/// What a runtime tells of one container or sandbox has its author's words in it, twice. To read them takes up to fifty
+/// times as much memory.
+const MAX_VERBOSE: usize = 1024 * 1024;
+/// How many such answers are read at the same time.
+const VERBOSE_AT_ONCE: usize = 4;
 
 /// The first pause of [`Client::remove_when_exited`]; an exit is processed some 10 ms after its release.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -57,6 +64,7 @@ pub struct Client {
     channel: Channel,
     socket: Arc<Path>,
     deadlines: Deadlines,
+    verbose: Arc<Semaphore>,
 }
 
 impl Client {
@@ -77,6 +85,7 @@ impl Client {
             channel,
             socket,
             deadlines: Deadlines::default(),
+            verbose: Arc::new(Semaphore::new(VERBOSE_AT_ONCE)),
         })
     }
 
@@ -149,36 +158,37 @@ impl Client {
 
     /// What the runtime says of one container.
     pub async fn container_status(&self, id: &ContainerId) -> Result<ContainerStatus, CriError> {
-        let (status, _) = self.status_of(id, false).await?;
-        known(status, id)
+        let answer = self.status_of(self.rpc(), id, false).await?;
+        known(answer.status, id)
     }
 
-    /// The runtime's own notes on a container, parsed. `None` if it has none.
-    pub async fn container_info(
+    /// The arguments of each hook that the runtime runs when the container has ended, the executable's name first.
+    /// `None` where it does not tell, as CRI-O.
+    pub async fn poststop_hooks(
         &self,
         id: &ContainerId,
-    ) -> Result<Option<serde_json::Value>, CriError> {
-        let (_, info) = self.status_of(id, true).await?;
-        info.map(|text| serde_json::from_str(&text))
-            .transpose()
-            .map_err(|error| CriError::Malformed {
-                call: "ContainerStatus",
-                problem: format!("verbose info: {error}"),
-            })
+    ) -> Result<Option<Vec<Vec<String>>>, CriError> {
+        let (rpc, _turn) = self.verbose_rpc().await;
+        let mut answer = self.status_of(rpc, id, true).await?;
+        match answer.info.remove(INFO) {
+            Some(info) => poststop::hooks(&info),
+            None => Ok(None),
+        }
     }
 
-    /// The same, and the configuration that the container was made from. `None` where the runtime does not tell that, as
+    /// What the runtime says of one container, and the configuration that it was made from. `None` where the runtime does not tell that, as
     /// CRI-O.
     pub async fn container_config(
         &self,
         id: &ContainerId,
     ) -> Result<(ContainerStatus, Option<Recovered<api::ContainerConfig>>), CriError> {
-        let (status, info) = self.status_of(id, true).await?;
-        let recovered = match info {
+        let (rpc, _turn) = self.verbose_rpc().await;
+        let mut answer = self.status_of(rpc, id, true).await?;
+        let recovered = match answer.info.remove(INFO) {
             Some(info) => recover("ContainerStatus", &info)?,
             None => None,
         };
-        Ok((known(status, id)?, recovered))
+        Ok((known(answer.status, id)?, recovered))
     }
 
     /// The sandboxes of the node.
@@ -201,8 +211,9 @@ impl Client {
             verbose: true,
         };
         let call = self.read("PodSandboxStatus");
+        let (mut rpc, _turn) = self.verbose_rpc().await;
         let mut answer = call
-            .finish(self.rpc().pod_sandbox_status(call.request(message)))
+            .finish(rpc.pod_sandbox_status(call.request(message)))
             .await?;
         match answer.info.remove(INFO) {
             Some(info) => recover("PodSandboxStatus", &info),
@@ -301,18 +312,17 @@ impl Client {
 
     async fn status_of(
         &self,
+        mut rpc: RuntimeServiceClient<Channel>,
         id: &ContainerId,
         verbose: bool,
-    ) -> Result<(Option<api::ContainerStatus>, Option<String>), CriError> {
+    ) -> Result<api::ContainerStatusResponse, CriError> {
         let message = api::ContainerStatusRequest {
             container_id: id.to_string(),
             verbose,
         };
         let call = self.read("ContainerStatus");
-        let mut answer = call
-            .finish(self.rpc().container_status(call.request(message)))
-            .await?;
-        Ok((answer.status, answer.info.remove(INFO)))
+        call.finish(rpc.container_status(call.request(message)))
+            .await
     }
 
     /// The connection, for other services on the same socket.
@@ -340,6 +350,13 @@ impl Client {
     /// tonic's clients want `&mut self`, and are made to be cloned.
     fn rpc(&self) -> RuntimeServiceClient<Channel> {
         self.rpc.clone()
+    }
+
+    /// For what a runtime tells at length of one container or sandbox, until the turn ends.
+    async fn verbose_rpc(&self) -> (RuntimeServiceClient<Channel>, Option<SemaphorePermit<'_>>) {
+        // It is never closed.
+        let turn = self.verbose.acquire().await.ok();
+        (self.rpc().max_decoding_message_size(MAX_VERBOSE), turn)
     }
 }
 

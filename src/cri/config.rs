@@ -29,8 +29,8 @@ impl<T> Recovered<T> {
 
 /// The one part of containerd's info that matters here; the OCI spec beside it is large.
 #[derive(Deserialize)]
-struct Info {
-    config: Option<Value>,
+struct Info<T> {
+    config: Option<T>,
 }
 
 /// Reads `config` out of a verbose info text. `None` if there is none in it, as with CRI-O.
@@ -38,15 +38,16 @@ pub(super) fn recover<T>(call: &'static str, info: &str) -> Result<Option<Recove
 where
     T: DeserializeOwned + Serialize,
 {
-    let malformed = |error: serde_json::Error| CriError::Malformed {
-        call,
-        problem: format!("verbose info: {error}"),
-    };
-    let Info { config } = serde_json::from_str(info).map_err(malformed)?;
+    let malformed = |error: serde_json::Error| CriError::malformed_info(call, &error);
+    let Info { config } = serde_json::from_str::<Info<Value>>(info).map_err(malformed)?;
     let Some(original) = config else {
         return Ok(None);
     };
-    let config = T::deserialize(&original).map_err(malformed)?;
+    let config = T::deserialize(&original).map_err(|error| {
+        // Only the text itself has places.
+        let located = serde_json::from_str::<Info<T>>(info).err();
+        malformed(located.unwrap_or(error))
+    })?;
     let kept = serde_json::to_value(&config).map_err(malformed)?;
     let mut lost = Vec::new();
     find_lost(&original, &kept, "", &mut lost);

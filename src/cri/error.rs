@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use serde_json::error::Category;
 use tonic::{Code, Status};
 
 /// A call to the runtime that failed. `call` is the method's name in the CRI or in containerd's API.
@@ -90,6 +91,20 @@ pub enum CriError {
 }
 
 impl CriError {
+    /// Verbose information that is not what it should be. Says where, not what: it has the values of environment variables
+    /// in it.
+    pub(super) fn malformed_info(call: &'static str, error: &serde_json::Error) -> Self {
+        let what = match error.classify() {
+            Category::Data => "another kind of value than expected",
+            Category::Syntax | Category::Eof | Category::Io => "no JSON",
+        };
+        let (line, column) = (error.line(), error.column());
+        Self::Malformed {
+            call,
+            problem: format!("verbose info: {what} at line {line}, column {column}"),
+        }
+    }
+
     /// Sorts a failed call. Runtimes give most failures the code `Unknown`, so their words decide: containerd's
     /// `container_remove.go` and `registrar.go` (alike in 1.7 and 2.x), CRI-O's `server` and `internal/registrar`.
     pub(crate) fn from_status(

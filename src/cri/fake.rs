@@ -16,28 +16,30 @@ use super::api::containerd::services::events::v1 as events;
 use super::api::containerd::services::tasks::v1 as tasks;
 use super::api::containerd::types::Envelope;
 use super::api::containerd::v1::types::Process;
-use super::api::runtime::v1 as api;
+pub(crate) use super::api::runtime::v1 as api;
 use super::client::{Client, Deadlines};
 
 /// What the runtime answers.
 #[derive(Default)]
-pub(super) struct Answers {
+pub(crate) struct Answers {
     /// The first of these fails the next call; then they are used up.
-    pub(super) failures: Vec<Status>,
+    pub(crate) failures: Vec<Status>,
     /// Whether calls are never answered.
-    pub(super) hangs: bool,
-    pub(super) runtime_name: String,
-    pub(super) containers: Vec<api::Container>,
-    pub(super) sandboxes: Vec<api::PodSandbox>,
-    pub(super) status: Option<api::ContainerStatus>,
-    pub(super) info: BTreeMap<String, String>,
-    pub(super) process: Option<Process>,
+    pub(crate) hangs: bool,
+    pub(crate) runtime_name: String,
+    pub(crate) containers: Vec<api::Container>,
+    pub(crate) sandboxes: Vec<api::PodSandbox>,
+    pub(crate) status: Option<api::ContainerStatus>,
+    pub(crate) info: BTreeMap<String, String>,
+    /// What is said instead of a container's verbose status: JSON, or why not.
+    pub(crate) told: BTreeMap<String, Result<String, Status>>,
+    pub(crate) process: Option<Process>,
     /// The calls that came, by name, with what matters of them.
-    pub(super) calls: Vec<String>,
+    pub(crate) calls: Vec<String>,
 }
 
 /// The runtime. Its socket lives as long as it does; it can be stopped and started in between.
-pub(super) struct Fake {
+pub(crate) struct Fake {
     dir: tempfile::TempDir,
     service: Service,
     server: Option<tokio::runtime::Runtime>,
@@ -51,7 +53,7 @@ struct Service {
 
 impl Fake {
     /// A runtime that calls itself containerd and knows of nothing.
-    pub(super) fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let answers = Answers {
             runtime_name: "containerd".into(),
             ..Answers::default()
@@ -69,7 +71,7 @@ impl Fake {
     }
 
     /// Serves on a runtime of its own, so that stopping it cuts connections as the death of a process does.
-    pub(super) fn serve(&mut self) {
+    pub(crate) fn serve(&mut self) {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -94,32 +96,32 @@ impl Fake {
         self.server = Some(runtime);
     }
 
-    pub(super) fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         if let Some(server) = self.server.take() {
             server.shutdown_background();
         }
         std::fs::remove_file(self.socket()).unwrap();
     }
 
-    pub(super) fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.dir.path().join("runtime.sock")
     }
 
-    pub(super) fn client(&self) -> Client {
+    pub(crate) fn client(&self) -> Client {
         client_of(&self.socket())
     }
 
-    pub(super) fn answers(&self) -> MutexGuard<'_, Answers> {
+    pub(crate) fn answers(&self) -> MutexGuard<'_, Answers> {
         self.service.answers.lock().unwrap()
     }
 
     /// Sends an event to all who subscribed.
-    pub(super) fn send(&self, event: Envelope) {
+    pub(crate) fn send(&self, event: Envelope) {
         self.service.events.send(event).unwrap();
     }
 
     /// How many listen to the events.
-    pub(super) fn subscribers(&self) -> usize {
+    pub(crate) fn subscribers(&self) -> usize {
         self.service.events.receiver_count()
     }
 }
@@ -133,7 +135,7 @@ impl Drop for Fake {
 }
 
 /// A client with deadlines that a test can wait for.
-pub(super) fn client_of(socket: &Path) -> Client {
+pub(crate) fn client_of(socket: &Path) -> Client {
     Client::connect(&format!("unix://{}", socket.display()))
         .unwrap()
         .with_deadlines(Deadlines {
@@ -212,9 +214,15 @@ impl api::runtime_service_server::RuntimeService for Service {
         &self,
         request: Request<api::ContainerStatusRequest>,
     ) -> Result<Response<api::ContainerStatusResponse>, Status> {
-        let verbose = request.into_inner().verbose;
+        let api::ContainerStatusRequest {
+            container_id,
+            verbose,
+        } = request.into_inner();
         let answers = self.called("ContainerStatus").await?;
-        let info = if verbose {
+        let told = answers.told.get(&container_id).filter(|_| verbose);
+        let info = if let Some(told) = told {
+            [("info".to_owned(), told.clone()?)].into()
+        } else if verbose {
             answers.info.clone()
         } else {
             BTreeMap::new()

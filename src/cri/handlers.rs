@@ -34,10 +34,8 @@ struct Runtime {
 
 /// The handlers whose shim is not runc's; the default one also as the empty name, by which sandboxes know it.
 pub(super) fn without_hooks(config: &str) -> Result<HashSet<String>, CriError> {
-    let config: Config = serde_json::from_str(config).map_err(|error| CriError::Malformed {
-        call: "Status",
-        problem: format!("verbose info: {error}"),
-    })?;
+    let config: Config =
+        serde_json::from_str(config).map_err(|error| CriError::malformed_info("Status", &error))?;
     let Containerd {
         default_runtime_name: default,
         runtimes,

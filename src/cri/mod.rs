@@ -8,9 +8,10 @@ mod config;
 mod containerd;
 mod error;
 #[cfg(test)]
-mod fake;
+pub(crate) mod fake;
 mod handlers;
 mod model;
+mod poststop;
 
 pub use api::runtime::v1::{
     ContainerConfig, ContainerMetadata, ImageSpec, LinuxContainerConfig, LinuxContainerResources,
@@ -24,3 +25,20 @@ pub use model::{
     CONTAINER_NAME, ContainerState, ContainerStatus, ContainerSummary, RuntimeVersion,
     SandboxState, SandboxSummary,
 };
+
+/// Reads a text that claims to be containerd's verbose info in every way in which one is read, for the fuzzer. The
+/// configuration of a container in it, with the status that such a container would have.
+pub(crate) fn read_verbose_info(info: &str) -> Option<(ContainerStatus, ContainerConfig)> {
+    let _ = handlers::without_hooks(info);
+    let _ = poststop::hooks(info);
+    let _ = config::recover::<PodSandboxConfig>("PodSandboxStatus", info);
+    let recovered = config::recover::<ContainerConfig>("ContainerStatus", info);
+    let config = recovered.ok()??.config;
+    let status = api::runtime::v1::ContainerStatus {
+        metadata: config.metadata.clone(),
+        labels: config.labels.clone(),
+        annotations: config.annotations.clone(),
+        ..Default::default()
+    };
+    Some((status.try_into().ok()?, config))
+}

@@ -3,10 +3,12 @@
 //! Runs once for every exit of a container with restart rules, in the runtime's mount namespace, while the
 //! runtime waits: hence no async runtime, no allocation worth naming, and no trouble that is not a return.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,6 +22,11 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 const KNOCK_INTERVAL: Duration = Duration::from_millis(20);
 /// The OCI state is a few hundred bytes; more is not for us (runtime-spec, "State").
 const STATE_LIMIT: u64 = 1 << 20;
+/// A conversation has two words; more is none of ours.
+const ANSWERS_LIMIT: u64 = 64;
+/// What the process takes at most, whatever it meets: a standard input that nobody closes, a socket whose queue is full, a
+/// disk that hangs. The runtime would kill it a second later.
+const LONGEST: Duration = Duration::from_secs(9);
 
 /// Where the plugin is, and what it leaves behind when it dies.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,18 +52,36 @@ impl HookArgs {
 
     /// Whether a container's hook with these arguments, its executable's name among them, is ours.
     #[must_use]
-    pub fn are_ours(args: &[&str]) -> bool {
-        matches!(args, [PROGRAM, "hook", _, _])
+    pub fn are_ours(args: &[String]) -> bool {
+        matches!(args, [program, name, _, _] if program == PROGRAM && name == "hook")
     }
 
     /// Reads what [`Self::to_args`] wrote, without its first two words.
     #[must_use]
-    pub fn parse(args: &[String]) -> Option<Self> {
+    pub fn parse(args: &[OsString]) -> Option<Self> {
         let [socket, marker] = args else { return None };
         Some(Self {
             socket: socket.into(),
             marker: marker.into(),
         })
+    }
+}
+
+/// The whole process. Arguments of another version, or of nobody's, ask for nothing: a container's hook stays as it was made
+/// when the plugin is replaced by another version, older or newer.
+pub fn main(args: &[OsString], state: impl Read + Send + 'static) {
+    let Some(args) = HookArgs::parse(args) else {
+        return;
+    };
+    let (done, over) = mpsc::channel::<()>();
+    let hook = thread::Builder::new().spawn(move || {
+        // Dropped at the end, also by a panic.
+        let _done = done;
+        run(&args, state);
+    });
+    if hook.is_ok() {
+        // Nothing is ever sent: it is over, or it takes too long.
+        let _ = over.recv_timeout(LONGEST);
     }
 }
 
@@ -88,7 +113,7 @@ fn knock(socket: &Path, id: &str, deadline: Instant, told_to_wait: &mut bool) ->
     stream.set_read_timeout(Some(ANSWER_LIMIT))?;
     stream.set_write_timeout(Some(ANSWER_LIMIT))?;
     stream.write_all(format!("{id} {}\n", waited.as_millis()).as_bytes())?;
-    let mut answers = BufReader::new(stream);
+    let mut answers = BufReader::new(stream.take(ANSWERS_LIMIT));
     let mut line = String::new();
     loop {
         line.clear();
@@ -103,7 +128,8 @@ fn knock(socket: &Path, id: &str, deadline: Instant, told_to_wait: &mut bool) ->
         let left = deadline.saturating_duration_since(Instant::now());
         // A zero timeout would mean "for ever".
         let left = left.max(Duration::from_millis(1));
-        answers.get_ref().set_read_timeout(Some(left))?;
+        let stream = answers.get_ref().get_ref();
+        stream.set_read_timeout(Some(left))?;
     }
 }
 
@@ -236,7 +262,8 @@ mod tests {
     #[test]
     fn arguments_survive_the_runtime() {
         let args = place().args;
-        assert_eq!(HookArgs::parse(&args.to_args()[2..]), Some(args));
+        let passed_on: Vec<OsString> = args.to_args().into_iter().map(Into::into).collect();
+        assert_eq!(HookArgs::parse(&passed_on[2..]), Some(args));
         assert_eq!(HookArgs::parse(&["only-one".into()]), None);
     }
 }

@@ -7,9 +7,10 @@
 use std::time::Duration;
 
 pub mod hook;
+mod hook_path;
 mod server;
 
-pub(crate) use server::private_dir;
+pub use hook_path::{HookPathError, check as check_hook_path};
 pub use server::{Answer, Knock, Server, ServerError};
 
 /// How long an exit can be held at the most, from the hook's start.

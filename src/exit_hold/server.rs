@@ -1,24 +1,30 @@
 //! The socket at which the hooks knock.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::{UnixListener, UnixSocket, UnixStream};
 use tokio::sync::oneshot;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::{GO, LIMIT, WAIT};
+use crate::dirs::{self, DirError};
 use crate::ids::ContainerId;
 
 /// A hook says who it is within this time, or is not one of ours.
 const INTRODUCTION_LIMIT: Duration = Duration::from_secs(1);
 /// The longest line a hook sends: an id of 64 characters and a number.
 const LINE_LIMIT: u64 = 256;
+/// How many hooks may knock at once, before they are heard: all containers of a busy node.
+const BACKLOG: u32 = 1024;
+/// Between two checks that the socket is there.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A hook that asks whether the exit of its container may be seen.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,13 +47,13 @@ pub enum Answer {
 /// Why the socket could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// The directory of the socket cannot be made or closed to others.
+    /// The directory of the socket cannot be made, or is open to others.
     #[error("cannot prepare {path}: {source}; choose another place with --run-dir")]
     Directory {
         /// The directory.
         path: PathBuf,
-        /// What the system said.
-        source: io::Error,
+        /// What is wrong with it.
+        source: DirError,
     },
     /// The socket cannot be bound.
     #[error("cannot listen on {path}: {source}; choose another place with --run-dir")]
@@ -63,33 +69,60 @@ pub enum ServerError {
 #[derive(Debug)]
 pub struct Server {
     listener: UnixListener,
+    path: PathBuf,
+    /// By which the socket is known: device and inode.
+    file: (u64, u64),
 }
 
 impl Server {
-    /// Opens `socket`, in a directory for root alone: whoever can knock could delay exits.
+    /// Opens `socket`, for root alone: whoever can knock could delay exits.
     pub fn bind(socket: &Path) -> Result<Self, ServerError> {
         if let Some(dir) = socket.parent() {
-            private_dir(dir).map_err(|source| ServerError::Directory {
+            dirs::private(dir).map_err(|source| ServerError::Directory {
                 path: dir.into(),
                 source,
             })?;
         }
         // A predecessor's socket: nobody can be listening on it, one plugin runs per node and run directory.
         let _ = fs::remove_file(socket);
-        let listener = UnixListener::bind(socket).map_err(|source| ServerError::Bind {
+        let (listener, file) = listen(socket).map_err(|source| ServerError::Bind {
             path: socket.into(),
             source,
         })?;
-        Ok(Self { listener })
+        Ok(Self {
+            listener,
+            path: socket.to_owned(),
+            file,
+        })
     }
 
-    /// Answers every knock with what `decide` says, until dropped. `decide` is called on the async runtime
-    /// and must not block.
+    /// Answers every knock with what `decide` says, until hooks find the socket no longer because somebody has cleared its
+    /// directory. Who waits by then goes on waiting. `decide` is called on the async runtime and must not block.
     pub async fn serve<F>(self, decide: F)
     where
         F: Fn(Knock) -> Answer + Send + Sync + 'static,
     {
         let decide = Arc::new(decide);
+        tokio::select! {
+            () = self.accept(decide) => {}
+            () = self.is_lost() => {}
+        }
+    }
+
+    async fn is_lost(&self) {
+        loop {
+            sleep(CHECK_INTERVAL).await;
+            let found = tokio::fs::symlink_metadata(&self.path).await;
+            if !found.is_ok_and(|found| (found.dev(), found.ino()) == self.file) {
+                return;
+            }
+        }
+    }
+
+    async fn accept<F>(&self, decide: Arc<F>)
+    where
+        F: Fn(Knock) -> Answer + Send + Sync + 'static,
+    {
         loop {
             match self.listener.accept().await {
                 Ok((stream, _)) => {
@@ -102,20 +135,22 @@ impl Server {
                 Err(error) => {
                     // Out of descriptors, mostly: the hooks that wait in the queue time out by themselves.
                     tracing::warn!(%error, "cannot accept a hook's connection");
-                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    sleep(Duration::from_millis(50)).await;
                 }
             }
         }
     }
 }
 
-/// Makes `dir` if it is missing and closes it to everyone but root.
-pub(crate) fn private_dir(dir: &Path) -> io::Result<()> {
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(dir)?;
-    fs::set_permissions(dir, fs::Permissions::from_mode(0o700))
+/// The directory may be open to others: the socket is not, from its first moment. It gets the mode that it has before it
+/// has a name (`unix_bind`, `net/unix/af_unix.c`).
+fn listen(path: &Path) -> io::Result<(UnixListener, (u64, u64))> {
+    let socket = UnixSocket::new_stream()?;
+    let file = File::from(socket.as_fd().try_clone_to_owned()?);
+    file.set_permissions(fs::Permissions::from_mode(0o600))?;
+    socket.bind(path)?;
+    let bound = fs::symlink_metadata(path)?;
+    Ok((socket.listen(BACKLOG)?, (bound.dev(), bound.ino())))
 }
 
 async fn converse(stream: UnixStream, decide: &(dyn Fn(Knock) -> Answer + Sync)) -> io::Result<()> {
@@ -203,6 +238,49 @@ mod tests {
         spawn_blocking(move || hook::run(&args, &br#"{"id":"c1"}"#[..]))
             .await
             .unwrap();
+    }
+
+    #[tokio::test]
+    async fn the_socket_is_roots_alone_in_a_directory_that_is_not_and_that_keeps_its_mode() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(dir.path(), open).unwrap();
+        let socket = dir.path().join("hook.sock");
+        let _server = Server::bind(&socket).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+        assert_eq!(mode(&socket), 0o600);
+        assert_eq!(mode(dir.path()), 0o755);
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        let error = Server::bind(&socket).unwrap_err();
+        assert!(matches!(error, ServerError::Directory { .. }), "{error}");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_socket_that_was_taken_away_is_noticed_and_who_waits_goes_on_waiting() {
+        let (_dir, args) = place();
+        let server = Server::bind(&args.socket).unwrap();
+        let kept = Arc::new(Mutex::new(None));
+        let (knocked, mut knocks) = tokio::sync::mpsc::unbounded_channel();
+        let holds = Arc::clone(&kept);
+        let serving = tokio::spawn(server.serve(move |knock| {
+            let (release, released) = oneshot::channel();
+            *holds.lock().unwrap() = Some(release);
+            knocked.send(knock).unwrap();
+            Answer::Wait(released)
+        }));
+        let socket = args.socket.clone();
+        let hook = spawn_blocking(move || hook::run(&args, &br#"{"id":"c1"}"#[..]));
+        knocks.recv().await.unwrap();
+        assert!(!serving.is_finished());
+        fs::remove_dir_all(socket.parent().unwrap()).unwrap();
+        timeout(10 * CHECK_INTERVAL, serving)
+            .await
+            .unwrap()
+            .unwrap();
+        assert!(!hook.is_finished());
+        let _again = Server::bind(&socket).unwrap();
+        kept.lock().unwrap().take();
+        hook.await.unwrap();
     }
 
     #[test]

@@ -21,6 +21,9 @@ use crate::ids::{PodKey, PodUid};
 const LIMIT: Duration = Duration::from_secs(2);
 /// Between two tries, at most.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// An API server that has just been started lacks the roles that grant rights for a moment, and refuses what it allows
+/// (`plugin/pkg/auth/authorizer/rbac` goes by informers). So often, half a minute in all, a refusal for want of rights is no answer.
+const MOST_DENIALS: u32 = 5;
 /// Who writes, in the object's managed fields.
 const FIELD_MANAGER: &str = "reprise";
 
@@ -110,11 +113,17 @@ impl Conditions {
 
     async fn deliver(self, key: SlotKey, first: Change) {
         let mut backoff = DefaultBackoff::default();
+        let mut denials = 0;
         let mut next = Some(first);
         while let Some(change) = next {
             match self.send(&change).await {
                 Outcome::Settled => change.settle(),
-                Outcome::Away => {
+                Outcome::Denied(error) if denials == MOST_DENIALS => {
+                    self.tell_denial(&change, &error);
+                    change.settle();
+                }
+                outcome => {
+                    denials += u32::from(matches!(outcome, Outcome::Denied(_)));
                     self.put_back(&key, change);
                     let pause = backoff.next().unwrap_or(LONGEST_PAUSE);
                     sleep(pause.min(LONGEST_PAUSE)).await;
@@ -152,8 +161,9 @@ impl Conditions {
         let (pod, kind) = (&change.pod, &change.condition.kind);
         match answer {
             Ok(Ok(_)) => Outcome::Settled,
+            Ok(Err(error)) if is_denial(&error) => Outcome::Denied(error),
             Ok(Err(error)) if is_final(&error) => {
-                self.tell_refusal(pod, kind, &error);
+                tell_refusal(pod, kind, &error);
                 Outcome::Settled
             }
             Ok(Err(error)) => {
@@ -167,12 +177,10 @@ impl Conditions {
         }
     }
 
-    fn tell_refusal(&self, pod: &PodKey, kind: &str, error: &Error) {
-        if is_gone(error) {
-            tracing::debug!(%pod, kind, "the pod of a condition is gone");
-        } else if !is_forbidden(error) {
-            tracing::warn!(%pod, kind, %error, "gave up setting a condition: the API server refuses it");
-        } else if !self.forbidden.swap(true, Ordering::Relaxed) {
+    /// Says it once: it is the same for every pod.
+    fn tell_denial(&self, change: &Change, error: &Error) {
+        let (pod, kind) = (&change.pod, &change.condition.kind);
+        if !self.forbidden.swap(true, Ordering::Relaxed) {
             tracing::warn!(%pod, kind, %error, "conditions of pods cannot be set: grant the verb patch on pods/status");
         }
     }
@@ -218,6 +226,16 @@ enum Outcome {
     Settled,
     /// The same request may succeed later.
     Away,
+    /// Likewise, if rights are granted.
+    Denied(Error),
+}
+
+fn tell_refusal(pod: &PodKey, kind: &str, error: &Error) {
+    if is_gone(error) {
+        tracing::debug!(%pod, kind, "the pod of a condition is gone");
+    } else {
+        tracing::warn!(%pod, kind, %error, "gave up setting a condition: the API server refuses it");
+    }
 }
 
 /// Whether the same request would fail again. A 401 would not: tokens are renewed.
@@ -246,7 +264,7 @@ fn is_gone(error: &Error) -> bool {
                 .any(|cause| cause.field == "metadata.uid")
 }
 
-fn is_forbidden(error: &Error) -> bool {
+fn is_denial(error: &Error) -> bool {
     matches!(error, Error::Api(status) if status.code == 403)
 }
 
@@ -443,7 +461,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_refusal_ends_it() {
-        for refusal in [403, 404, 409, 422] {
+        for refusal in [404, 409, 422] {
             let (conditions, mut server) = server();
             let done = set(&conditions, "u1", "why");
             let call = Call::next(&mut server).await;
@@ -452,6 +470,26 @@ mod tests {
             assert!(is_silent(&mut server).await, "{refusal}");
             assert!(conditions.slots().is_empty(), "{refusal}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn rights_that_an_api_server_does_not_know_of_yet_are_waited_for_but_not_for_ever() {
+        let (conditions, mut server) = server();
+        let done = set(&conditions, "u1", "why");
+        for _ in 0..MOST_DENIALS {
+            Call::next(&mut server).await.answer(StatusCode::FORBIDDEN);
+        }
+        Call::next(&mut server).await.answer(StatusCode::OK);
+        done.await.unwrap();
+        assert!(!conditions.forbidden.load(Ordering::Relaxed));
+
+        let done = set(&conditions, "u1", "why");
+        for _ in 0..=MOST_DENIALS {
+            Call::next(&mut server).await.answer(StatusCode::FORBIDDEN);
+        }
+        done.await.unwrap();
+        assert!(is_silent(&mut server).await);
+        assert!(conditions.forbidden.load(Ordering::Relaxed));
     }
 
     #[test]

@@ -7,10 +7,16 @@ use tokio::sync::mpsc;
 use tokio::time::{Duration, timeout};
 
 use crate::ids::{PodKey, PodUid};
+use crate::text;
 
 /// Events beyond this many that wait for the API server are dropped: nothing here may grow without bound. A
 /// replay has some ten, and hundreds of pods may restart at once.
 const QUEUE: usize = 2048;
+/// The longest note that the API server takes, in bytes whatever its error says (`NoteLengthLimit`,
+/// `pkg/apis/core/validation/events.go`). Reasons and actions, of which it takes 128, are ours and short.
+const LONGEST_NOTE: usize = 1024;
+/// Likewise of the name of whoever reports; a node's name may have 253 (`ReportingInstanceLengthLimit`).
+const LONGEST_INSTANCE: usize = 128;
 /// How long the API server may take over one event.
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -35,7 +41,7 @@ impl Events {
     pub fn new(client: Client, node: &str) -> Self {
         let reporter = Reporter {
             controller: "reprise".to_owned(),
-            instance: Some(node.to_owned()),
+            instance: Some(text::cut(node, LONGEST_INSTANCE).into_owned()),
         };
         let recorder = Recorder::new(client, reporter);
         let (queue, receiver) = mpsc::channel(QUEUE);
@@ -43,14 +49,14 @@ impl Events {
         Self { queue }
     }
 
-    /// Publishes an event on a pod, in due time.
+    /// Publishes an event on a pod, in due time, with as much of the message as an event can have.
     pub fn publish(
         &self,
         pod: &PodKey,
         uid: &PodUid,
         kind: EventKind,
         reason: &str,
-        message: String,
+        message: &str,
     ) {
         let on = ObjectReference {
             api_version: Some("v1".to_owned()),
@@ -66,7 +72,7 @@ impl Events {
                 EventKind::Warning => EventType::Warning,
             },
             reason: reason.to_owned(),
-            note: Some(message),
+            note: Some(note(message)),
             action: reason.to_owned(),
             secondary: None,
         };
@@ -74,6 +80,10 @@ impl Events {
             tracing::debug!(%pod, reason, "dropped an event: the API server is too slow");
         }
     }
+}
+
+fn note(message: &str) -> String {
+    text::cut(&text::printable(message), LONGEST_NOTE).into_owned()
 }
 
 async fn publish_all(recorder: Recorder, mut queue: mpsc::Receiver<(ObjectReference, Event)>) {
@@ -85,5 +95,52 @@ async fn publish_all(recorder: Recorder, mut queue: mpsc::Receiver<(ObjectRefere
             Ok(Err(error)) => tracing::debug!(%error, reason, "could not publish an event"),
             Err(_) => tracing::debug!(reason, "the API server did not take an event in time"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::{Request, Response};
+    use kube::client::Body;
+    use serde_json::Value;
+
+    /// What the API server is asked to keep.
+    async fn published(node: &str, message: &str) -> Value {
+        let (service, mut server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        let events = Events::new(Client::new(service, "default"), node);
+        let pod = PodKey {
+            namespace: "n".to_owned(),
+            name: "p".to_owned(),
+        };
+        events.publish(&pod, &"u1".into(), EventKind::Warning, "BackOff", message);
+        let (request, _) = server.next_request().await.unwrap();
+        let body = request.into_body().collect_bytes().await.unwrap();
+        serde_json::from_slice(&body).unwrap()
+    }
+
+    #[tokio::test]
+    async fn an_event_has_as_much_of_its_message_as_the_api_server_takes() {
+        let event = published("node-1", "Container a exited").await;
+        assert_eq!(event["note"], "Container a exited");
+        // Each é has two bytes, and each escape becomes eight.
+        let event = published(
+            "node-1",
+            &format!("{}\u{9b}{}", "é".repeat(400), "x".repeat(400)),
+        )
+        .await;
+        let note = event["note"].as_str().unwrap();
+        assert_eq!(note.len(), LONGEST_NOTE);
+        assert!(note.starts_with(&format!("{}\\u{{9b}}xx", "é".repeat(400))));
+        assert!(note.ends_with("x…"), "{note}");
+    }
+
+    #[tokio::test]
+    async fn an_event_comes_from_a_node_whose_name_is_long_as_well() {
+        let event = published(&"n".repeat(253), "a").await;
+        assert_eq!(
+            event["reportingInstance"].as_str().unwrap().len(),
+            LONGEST_INSTANCE
+        );
     }
 }

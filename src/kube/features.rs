@@ -14,6 +14,10 @@ const RESTART_ALL: &str = "RestartAllContainersOnContainerExits";
 /// (`pkg/features/kube_features.go`, k8s 1.36). No entry in `status.declaredFeatures` tells of it
 /// (`component-helpers/nodedeclaredfeatures/features/registry.go`, k8s 1.35, 1.36).
 const CONTAINER_RULES: (u32, u32) = (1, 35);
+/// From this version on, a regular container that has exited counts as well (`HasAnyActiveRegularContainerStarted`,
+/// `pkg/kubelet/container/helpers.go`, k8s 1.37; before, `podHasInitialized` in `kuberuntime_container.go` asked for one
+/// that was created or running).
+const EXITED_INITIALISES: (u32, u32) = (1, 37);
 
 /// What a kubelet does by itself with the `restartPolicyRules` of a spec.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -22,6 +26,9 @@ pub struct KubeletFeatures {
     pub container_rules: bool,
     /// It acts on `RestartAllContainers` (KEP-5532).
     pub restart_all: bool,
+    /// It takes a pod for initialised as soon as a regular container is in its sandbox, an exited one too: to run init
+    /// containers again it must find none. True where the version cannot be told.
+    pub exited_initialises: bool,
 }
 
 impl KubeletFeatures {
@@ -39,6 +46,7 @@ impl KubeletFeatures {
             // `pkg/features/kube_features.go`, k8s 1.36).
             container_rules: restart_all || version.is_some_and(|it| it >= CONTAINER_RULES),
             restart_all,
+            exited_initialises: version.is_none_or(|it| it >= EXITED_INITIALISES),
         }
     }
 }
@@ -111,11 +119,8 @@ mod tests {
         .unwrap()
     }
 
-    fn features(container_rules: bool, restart_all: bool) -> KubeletFeatures {
-        KubeletFeatures {
-            container_rules,
-            restart_all,
-        }
+    fn acts_on(container_rules: bool, restart_all: bool) -> impl Fn(KubeletFeatures) -> bool {
+        move |it| (it.container_rules, it.restart_all) == (container_rules, restart_all)
     }
 
     #[test]
@@ -130,19 +135,32 @@ mod tests {
             ("", false),
         ] {
             let told = KubeletFeatures::from_node(&node(version, &["Other"]));
-            assert_eq!(told, features(acts, false), "{version}");
+            assert!(acts_on(acts, false)(told), "{version}: {told:?}");
         }
-        assert_eq!(
-            KubeletFeatures::from_node(&Node::default()),
-            features(false, false)
-        );
+        let told = KubeletFeatures::from_node(&Node::default());
+        assert!(acts_on(false, false)(told), "{told:?}");
+    }
+
+    #[test]
+    fn exited_containers_initialise_a_pod_from_1_37_on_and_where_nobody_knows() {
+        for (version, counts) in [
+            ("v1.33.13", false),
+            ("v1.36.3", false),
+            ("v1.37.0-beta.0", true),
+            ("v1.37.2", true),
+            ("unknown", true),
+        ] {
+            let told = KubeletFeatures::from_node(&node(version, &[]));
+            assert_eq!(told.exited_initialises, counts, "{version}");
+        }
+        assert!(KubeletFeatures::from_node(&Node::default()).exited_initialises);
     }
 
     #[test]
     fn restart_all_goes_by_what_is_declared() {
         for version in ["v1.35.4", "v1.36.3", "unknown"] {
             let told = KubeletFeatures::from_node(&node(version, &["Other", RESTART_ALL]));
-            assert_eq!(told, features(true, true), "{version}");
+            assert!(acts_on(true, true)(told), "{version}: {told:?}");
         }
     }
 
@@ -157,7 +175,7 @@ mod tests {
             Ok(None),
         ]);
         follow(events, known).await;
-        assert_eq!(*receiver.borrow(), Some(features(true, true)));
+        assert!(receiver.borrow().is_some_and(acts_on(true, true)));
     }
 
     #[tokio::test]
@@ -168,7 +186,8 @@ mod tests {
         let task = tokio::spawn(follow(stream, known));
         events.send(Ok(Some(node("v1.35.4", &[])))).unwrap();
         receiver.changed().await.unwrap();
-        assert_eq!(*receiver.borrow_and_update(), Some(features(true, false)));
+        let known = *receiver.borrow_and_update();
+        assert!(known.is_some_and(acts_on(true, false)));
         events.send(Ok(Some(node("v1.35.5", &[])))).unwrap();
         drop(events);
         task.await.unwrap();

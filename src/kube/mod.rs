@@ -16,4 +16,4 @@ pub use features::{KubeletFeatures, watch_features};
 pub use pod_spec::{ContainerKind, ContainerSpec, PodSpec, RestartPolicy};
 pub use pods::{PodChange, Pods};
 pub use start_duties::StartDuty;
-pub use static_pods::StaticPods;
+pub use static_pods::{Manifest, StaticPods};

@@ -1,8 +1,10 @@
 //! What the plugin must know of a pod's spec, and nothing else: the CRI tells neither policies nor kinds.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, ContainerRestartRule, Pod, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::{Deserialize, Serialize};
 
 use super::start_duties::StartDuty;
@@ -10,6 +12,11 @@ use crate::ids::{ContainerName, PodKey, PodUid};
 
 /// On mirror pods: the UID under which the kubelet runs the static pod (`pkg/kubelet/types/pod_update.go`).
 const CONFIG_HASH: &str = "kubernetes.io/config.hash";
+/// On mirror pods, and what makes a pod one to the kubelet, which then runs no containers for it (`IsMirrorPod`, the same
+/// file).
+const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
+/// Where the pod does not say (`DefaultTerminationGracePeriodSeconds`, pkg/apis/core/v1).
+const DEFAULT_GRACE: i64 = 30;
 /// The conditions that say that a restart is under way: KEP-5532's, and ours where the kubelet owns those.
 const RESTARTING: [&str; 4] = [
     "AllContainersRestarting",
@@ -68,21 +75,23 @@ pub struct PodSpec {
     pub restart_policy: RestartPolicy,
     /// Init containers and sidecars in spec order, regular ones after them. Ephemeral ones are left out.
     pub containers: Vec<ContainerSpec>,
-    /// Whether it is being deleted, or has Failed or Succeeded, which no kubelet takes back.
+    /// Whether it is being deleted, or has Failed or Succeeded, which no kubelet takes back. Never of a static pod: it ends
+    /// with its manifest, and a mirror that is deleted is made anew (`tryReconcileMirrorPods`, `pkg/kubelet/kubelet.go`).
     pub ending: bool,
+    /// How long its containers may take to stop when it ends.
+    pub grace: Duration,
     /// The conditions that say that it is being restarted, by type. A plugin that died leaves them behind.
     pub restarting: BTreeSet<String>,
 }
 
 impl PodSpec {
-    /// `None`: an object without metadata or spec, which no API server sends.
+    /// Of a pod on the node of that name. `None`: an object without metadata or spec, which no API server sends.
     #[must_use]
-    pub fn from_pod(pod: &Pod) -> Option<Self> {
+    pub fn from_pod(pod: &Pod, node: &str) -> Option<Self> {
         let meta = &pod.metadata;
         let spec = pod.spec.as_ref()?;
         let api_uid = meta.uid.as_ref()?;
-        let annotations = meta.annotations.as_ref();
-        let hash = annotations.and_then(|annotations| annotations.get(CONFIG_HASH));
+        let hash = static_uid(meta, node);
         let inits = spec.init_containers.iter().flatten();
         let inits = inits.map(|container| of_kind(container, init_kind(container)));
         let regulars = spec.containers.iter();
@@ -97,10 +106,16 @@ impl PodSpec {
             restart_policy: restart_policy(spec.restart_policy.as_deref())
                 .unwrap_or(RestartPolicy::Always),
             containers: inits.chain(regulars).collect(),
-            // A mirror may tell of the static pod before this one.
-            ending: meta.deletion_timestamp.is_some() || (hash.is_none() && is_over(pod)),
+            ending: hash.is_none() && (meta.deletion_timestamp.is_some() || is_over(pod)),
+            grace: grace(pod),
             restarting: pod.status.as_ref().map(restarting).unwrap_or_default(),
         })
+    }
+
+    /// Whether the API's object is only the mirror of a static pod.
+    #[must_use]
+    pub fn is_mirrored(&self) -> bool {
+        self.uid != self.api_uid
     }
 
     /// The names of all containers, in start order.
@@ -109,6 +124,32 @@ impl PodSpec {
             .iter()
             .map(|container| container.name.as_str())
     }
+}
+
+/// The UID of the static pod of which this is the mirror; `None`: it is a pod in its own right. Any pod may have the
+/// annotations. The owner keeps a pod that has them by mistake apart, but whoever may create pods may also write that: the
+/// API server holds only nodes to it (`admitPodCreate`, `plugin/pkg/admission/noderestriction`). So nothing may follow
+/// from a UID alone, but only from a UID together with a namespace and a name, which belong to one pod at a time.
+fn static_uid<'p>(meta: &'p ObjectMeta, node: &str) -> Option<&'p String> {
+    let annotations = meta.annotations.as_ref()?;
+    let mut owners = meta.owner_references.iter().flatten();
+    let is_mirror = annotations.contains_key(CONFIG_MIRROR)
+        && owners.any(|owner| {
+            (
+                owner.api_version.as_str(),
+                owner.kind.as_str(),
+                owner.name.as_str(),
+            ) == ("v1", "Node", node)
+        });
+    annotations.get(CONFIG_HASH).filter(|_| is_mirror)
+}
+
+/// Whoever deletes a pod may give it another time than the pod asked for.
+fn grace(pod: &Pod) -> Duration {
+    let spec = pod.spec.as_ref();
+    let asked = spec.and_then(|spec| spec.termination_grace_period_seconds);
+    let seconds = pod.metadata.deletion_grace_period_seconds.or(asked);
+    Duration::from_secs(u64::try_from(seconds.unwrap_or(DEFAULT_GRACE)).unwrap_or(0))
 }
 
 fn is_over(pod: &Pod) -> bool {
@@ -162,7 +203,22 @@ mod tests {
     use serde_json::{Value, json};
 
     fn spec(value: serde_json::Value) -> Option<PodSpec> {
-        PodSpec::from_pod(&serde_json::from_value(value).unwrap())
+        PodSpec::from_pod(&serde_json::from_value(value).unwrap(), "node-1")
+    }
+
+    fn meta(annotations: &Value, owner: &Value) -> Value {
+        json!({
+            "name": "p", "namespace": "n", "uid": "u",
+            "annotations": annotations, "ownerReferences": [owner],
+        })
+    }
+
+    /// As the kubelet makes it (`CreateMirrorPod`, `pkg/kubelet/pod/mirror_client.go`).
+    fn mirror() -> Value {
+        meta(
+            &json!({"kubernetes.io/config.hash": "abc", "kubernetes.io/config.mirror": "abc"}),
+            &json!({"apiVersion": "v1", "kind": "Node", "name": "node-1", "uid": "x", "controller": true}),
+        )
     }
 
     #[test]
@@ -188,36 +244,54 @@ mod tests {
     }
 
     #[test]
-    fn a_static_pod_goes_by_the_hash_of_its_manifest() {
+    fn a_mirror_goes_by_the_hash_of_its_manifest_and_ends_with_nothing_that_is_done_to_it() {
+        let mut meta = mirror();
+        meta["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
         let spec = spec(json!({
-            "metadata": {
-                "name": "p", "namespace": "n", "uid": "mirror",
-                "annotations": {"kubernetes.io/config.hash": "abc"},
-                "deletionTimestamp": "2026-01-01T00:00:00Z",
-            },
+            "metadata": meta,
             "spec": {"containers": [{"name": "a"}]},
+            "status": {"phase": "Failed"},
         }))
         .unwrap();
         assert_eq!(spec.uid, "abc".into());
-        assert_eq!(spec.api_uid, "mirror".into());
+        assert_eq!(spec.api_uid, "u".into());
         assert_eq!(spec.restart_policy, RestartPolicy::Always);
-        assert!(spec.ending);
+        assert!(spec.is_mirrored() && !spec.ending);
     }
 
     #[test]
-    fn what_has_failed_or_succeeded_ends_but_for_a_mirror_that_may_be_an_older_one() {
-        let ends = |annotations: Value, phase: &str| {
+    fn a_pod_that_is_no_mirror_of_this_node_cannot_say_what_its_uid_is() {
+        let hash = "kubernetes.io/config.hash";
+        let both = json!({hash: "abc", "kubernetes.io/config.mirror": "abc"});
+        let owner = |version: &str, kind: &str, name: &str| json!({"apiVersion": version, "kind": kind, "name": name, "uid": "x"});
+        let node = owner("v1", "Node", "node-1");
+        for meta in [
+            meta(&json!({hash: "abc"}), &node),
+            meta(&both, &owner("apps/v1", "ReplicaSet", "node-1")),
+            meta(&both, &owner("example.com/v1", "Node", "node-1")),
+            meta(&both, &owner("v1", "Node", "node-2")),
+        ] {
+            let pod = json!({"metadata": meta, "spec": {"containers": [{"name": "a"}]}});
+            let spec = spec(pod).unwrap();
+            assert_eq!(spec.uid, "u".into(), "{meta}");
+            assert!(!spec.is_mirrored());
+        }
+    }
+
+    #[test]
+    fn what_has_failed_or_succeeded_or_is_being_deleted_ends() {
+        let ends = |deleted: Value, phase: &str| {
             let pod = json!({
-                "metadata": {"name": "p", "namespace": "n", "uid": "u", "annotations": annotations},
+                "metadata": {"name": "p", "namespace": "n", "uid": "u", "deletionTimestamp": deleted},
                 "spec": {"containers": [{"name": "a"}]},
                 "status": {"phase": phase},
             });
             spec(pod).unwrap().ending
         };
         for (phase, over) in [("Running", false), ("Failed", true), ("Succeeded", true)] {
-            assert_eq!(ends(json!({}), phase), over);
-            assert!(!ends(json!({"kubernetes.io/config.hash": "abc"}), phase));
+            assert_eq!(ends(json!(null), phase), over);
         }
+        assert!(ends(json!("2026-01-01T00:00:00Z"), "Running"));
     }
 
     #[test]
@@ -246,6 +320,21 @@ mod tests {
         let rules: Vec<_> = spec.containers.iter().map(|it| it.rules.len()).collect();
         assert_eq!(rules, [0, 1, 0]);
         assert_eq!(spec.containers[1].rules[0].action, "Restart");
+    }
+
+    #[test]
+    fn a_pod_stops_in_the_time_that_it_or_whoever_deletes_it_says() {
+        let grace = |deletion: Value, pod: Value| {
+            let pod = json!({
+                "metadata": {"name": "p", "namespace": "n", "uid": "u", "deletionGracePeriodSeconds": deletion},
+                "spec": {"containers": [{"name": "a"}], "terminationGracePeriodSeconds": pod},
+            });
+            spec(pod).unwrap().grace.as_secs()
+        };
+        assert_eq!(grace(json!(5), json!(600)), 5);
+        assert_eq!(grace(json!(null), json!(600)), 600);
+        assert_eq!(grace(json!(null), json!(null)), 30);
+        assert_eq!(grace(json!(-1), json!(null)), 0);
     }
 
     #[test]

@@ -10,29 +10,38 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, ExponentialBackoff, watcher};
 use kube::{Api, Client};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use super::pod_spec::PodSpec;
-use crate::ids::PodUid;
+use crate::ids::{PodKey, PodUid};
 
 /// Between two tries of an API server that is away, the first and the longest: a pod that is made before it is heard
 /// again is unknown.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
+/// How many pods the API server tells of at once: each may have a mebibyte and a half (etcd's limit), most of it annotations
+/// that nobody here reads.
+const PAGE: u32 = 16;
+
 /// What the API server told of a pod.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PodChange {
     /// It is there, new or changed.
     Applied(Arc<PodSpec>),
-    /// It is gone.
-    Deleted(PodUid),
+    /// It is gone. Never of a static pod, of which only the mirror is.
+    Deleted(Arc<PodSpec>),
 }
 
 /// The last known specs. While the API server is away they stay as they are.
+///
+/// They are known by namespace and name, which the API server gives to one pod at a time: whatever a pod says of itself,
+/// it can take nobody else's place.
 #[derive(Debug, Clone, Default)]
 pub struct Pods {
-    known: Arc<RwLock<HashMap<PodUid, Arc<PodSpec>>>>,
+    known: Arc<RwLock<HashMap<PodKey, Arc<PodSpec>>>>,
+    /// Nobody tells where there is no API server.
+    told: Arc<watch::Sender<bool>>,
 }
 
 impl Pods {
@@ -42,6 +51,7 @@ impl Pods {
         let pods = Self::default();
         let (changes, receiver) = mpsc::unbounded_channel();
         let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
+        let config = config.page_size(PAGE);
         // Jitter keeps a cluster's nodes from coming back together.
         let pauses = ExponentialBuilder::new()
             .with_min_delay(FIRST_PAUSE)
@@ -50,15 +60,15 @@ impl Pods {
             .without_max_times();
         let stream = watcher(Api::<Pod>::all(client), config);
         let stream = stream.backoff(ExponentialBackoff::from(pauses));
-        tokio::spawn(pods.clone().follow(stream, changes));
+        tokio::spawn(pods.clone().follow(node.to_owned(), stream, changes));
         (pods, receiver)
     }
 
-    /// The pod of that UID, if the API server ever told of it.
+    /// The pod of that name and that UID, if the API server ever told of it.
     #[must_use]
-    pub fn get(&self, uid: &PodUid) -> Option<Arc<PodSpec>> {
+    pub fn get(&self, key: &PodKey, uid: &PodUid) -> Option<Arc<PodSpec>> {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        known.get(uid).cloned()
+        known.get(key).filter(|spec| spec.uid == *uid).cloned()
     }
 
     /// All pods of the node.
@@ -68,8 +78,15 @@ impl Pods {
         known.values().cloned().collect()
     }
 
+    /// Waits until the API server has told of all pods once.
+    pub async fn told(&self) {
+        // The sender is in our hands.
+        let _ = self.told.subscribe().wait_for(|told| *told).await;
+    }
+
     async fn follow(
         self,
+        node: String,
         stream: impl Stream<Item = watcher::Result<Event<Pod>>>,
         changes: mpsc::UnboundedSender<PodChange>,
     ) {
@@ -82,7 +99,7 @@ impl Pods {
                     if std::mem::take(&mut away) {
                         tracing::info!("the API server is back");
                     }
-                    for change in self.note(event, &mut listed) {
+                    for change in self.note(&node, event, &mut listed) {
                         if changes.send(change).is_err() {
                             return;
                         }
@@ -97,54 +114,64 @@ impl Pods {
         }
     }
 
-    fn note(&self, event: Event<Pod>, listed: &mut HashSet<PodUid>) -> Vec<PodChange> {
+    fn note(&self, node: &str, event: Event<Pod>, listed: &mut HashSet<PodKey>) -> Vec<PodChange> {
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let lists = matches!(event, Event::InitApply(_));
         match event {
             Event::Init => {
                 listed.clear();
                 Vec::new()
             }
             Event::InitApply(pod) | Event::Apply(pod) => {
-                let Some(spec) = PodSpec::from_pod(&pod) else {
+                let Some(spec) = PodSpec::from_pod(&pod, node) else {
                     return Vec::new();
                 };
                 let spec = Arc::new(spec);
-                listed.insert(spec.uid.clone());
-                let before = known.insert(spec.uid.clone(), Arc::clone(&spec));
-                // Most updates are of parts that are of no interest here.
-                let same = before.is_some_and(|before| before == spec);
-                if same {
-                    Vec::new()
-                } else {
-                    vec![PodChange::Applied(spec)]
+                if lists {
+                    listed.insert(spec.key.clone());
                 }
+                let before = known.insert(spec.key.clone(), Arc::clone(&spec));
+                // Most updates are of parts that are of no interest here.
+                if before.as_ref() == Some(&spec) {
+                    return Vec::new();
+                }
+                // Deleted, and its name given to another one, while the API server could not say so.
+                let before = before.filter(|before| before.api_uid != spec.api_uid);
+                let gone = before.and_then(deleted).into_iter();
+                gone.chain([PodChange::Applied(spec)]).collect()
             }
             Event::Delete(pod) => {
-                let spec = PodSpec::from_pod(&pod);
-                let gone = spec.and_then(|spec| known.remove(&spec.uid));
-                gone.map(|spec| PodChange::Deleted(spec.uid.clone()))
-                    .into_iter()
-                    .collect()
+                let Some(spec) = PodSpec::from_pod(&pod, node) else {
+                    return Vec::new();
+                };
+                let gone = known
+                    .get(&spec.key)
+                    .is_some_and(|it| it.api_uid == spec.api_uid);
+                let gone = gone.then(|| known.remove(&spec.key)).flatten();
+                gone.and_then(deleted).into_iter().collect()
             }
             Event::InitDone => {
                 // Deleted while the API server could not say so.
-                let gone: Vec<PodUid> = known
-                    .keys()
-                    .filter(|uid| !listed.contains(*uid))
-                    .cloned()
-                    .collect();
-                for uid in &gone {
-                    known.remove(uid);
-                }
-                gone.into_iter().map(PodChange::Deleted).collect()
+                let gone = known.extract_if(|key, _| !listed.contains(key));
+                let gone = gone.filter_map(|(_, spec)| deleted(spec)).collect();
+                listed.clear();
+                self.told.send_replace(true);
+                gone
             }
         }
     }
 }
 
+/// A static pod is not deleted with its mirror: the kubelet makes another one.
+fn deleted(spec: Arc<PodSpec>) -> Option<PodChange> {
+    (!spec.is_mirrored()).then_some(PodChange::Deleted(spec))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use http::{Request, Response};
+    use kube::client::Body;
     use serde_json::json;
 
     fn pod(uid: &str) -> Pod {
@@ -155,17 +182,38 @@ mod tests {
         .unwrap()
     }
 
+    fn get(pods: &Pods, name: &str, uid: &str) -> Option<Arc<PodSpec>> {
+        let key = PodKey {
+            namespace: "n".to_owned(),
+            name: name.to_owned(),
+        };
+        pods.get(&key, &uid.into())
+    }
+
+    /// A pod that says all that a mirror of a static pod with that hash says.
+    fn mirror(name: &str, uid: &str, hash: &str) -> Pod {
+        serde_json::from_value(json!({
+            "metadata": {
+                "name": name, "namespace": "n", "uid": uid,
+                "annotations": {"kubernetes.io/config.hash": hash, "kubernetes.io/config.mirror": hash},
+                "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "node-1", "uid": "x", "controller": true}],
+            },
+            "spec": {"restartPolicy": "Never", "containers": [{"name": "a"}]},
+        }))
+        .unwrap()
+    }
+
     async fn told(events: Vec<watcher::Result<Event<Pod>>>) -> (Pods, Vec<String>) {
         let (changes, mut receiver) = mpsc::unbounded_channel();
         let pods = Pods::default();
         pods.clone()
-            .follow(futures::stream::iter(events), changes)
+            .follow("node-1".to_owned(), futures::stream::iter(events), changes)
             .await;
         let mut told = Vec::new();
         while let Some(change) = receiver.recv().await {
             told.push(match change {
                 PodChange::Applied(spec) => format!("+{}", spec.uid),
-                PodChange::Deleted(uid) => format!("-{uid}"),
+                PodChange::Deleted(spec) => format!("-{}", spec.uid),
             });
         }
         (pods, told)
@@ -183,7 +231,25 @@ mod tests {
         ])
         .await;
         assert_eq!(told, ["+u1", "+u2", "-u1"]);
-        assert!(pods.get(&"u2".into()).is_some() && pods.get(&"u1".into()).is_none());
+        assert!(get(&pods, "u2", "u2").is_some() && get(&pods, "u1", "u1").is_none());
+    }
+
+    #[test]
+    fn nothing_is_kept_of_pods_that_are_gone() {
+        let pods = Pods::default();
+        let mut listed = HashSet::new();
+        pods.note("n", Event::Init, &mut listed);
+        pods.note("n", Event::InitApply(pod("u0")), &mut listed);
+        assert!(!*pods.told.borrow());
+        pods.note("n", Event::InitDone, &mut listed);
+        assert!(*pods.told.borrow());
+        for number in 1..100 {
+            let pod = pod(&format!("u{number}"));
+            pods.note("n", Event::Apply(pod.clone()), &mut listed);
+            pods.note("n", Event::Delete(pod), &mut listed);
+        }
+        assert!(listed.is_empty());
+        assert_eq!(pods.all().len(), 1);
     }
 
     #[tokio::test]
@@ -205,7 +271,7 @@ mod tests {
         ])
         .await;
         assert_eq!(told, ["+u1"; 3]);
-        let spec = pods.get(&"u1".into()).unwrap();
+        let spec = get(&pods, "u1", "u1").unwrap();
         assert!(spec.restarting.contains("PodRestarting") && spec.ending);
     }
 
@@ -220,7 +286,7 @@ mod tests {
         ])
         .await;
         assert_eq!(told, ["+u1"]);
-        assert!(pods.get(&"u1".into()).is_some());
+        assert!(get(&pods, "u1", "u1").is_some());
     }
 
     #[tokio::test]
@@ -233,5 +299,72 @@ mod tests {
         ])
         .await;
         assert_eq!(told, ["+u1", "+u2", "-u1"]);
+    }
+
+    #[tokio::test]
+    async fn a_stranger_that_takes_another_pods_uid_for_its_hash_neither_hides_nor_deletes_that_pod()
+     {
+        let stranger = || mirror("stranger", "u9", "u1");
+        let (pods, told) = told(vec![
+            Ok(Event::Apply(pod("u1"))),
+            Ok(Event::Apply(stranger())),
+            Ok(Event::Delete(stranger())),
+        ])
+        .await;
+        assert_eq!(told, ["+u1", "+u1"]);
+        let spec = get(&pods, "u1", "u1").unwrap();
+        assert_eq!(spec.api_uid, "u1".into());
+        assert_eq!(get(&pods, "stranger", "u1"), None);
+        assert_eq!(get(&pods, "stranger", "u9"), None);
+    }
+
+    #[tokio::test]
+    async fn a_static_pod_outlives_its_mirrors() {
+        let (pods, told) = told(vec![
+            Ok(Event::Apply(mirror("web-node-1", "m1", "hash"))),
+            Ok(Event::Delete(mirror("web-node-1", "m1", "hash"))),
+            Ok(Event::Apply(mirror("web-node-1", "m2", "hash"))),
+            Ok(Event::Init),
+            Ok(Event::InitApply(mirror("web-node-1", "m3", "hash"))),
+            Ok(Event::InitDone),
+        ])
+        .await;
+        assert_eq!(told, ["+hash"; 3]);
+        assert_eq!(
+            get(&pods, "web-node-1", "hash").unwrap().api_uid,
+            "m3".into()
+        );
+    }
+
+    #[tokio::test]
+    async fn a_pod_whose_name_went_to_another_unseen_is_told_to_be_gone() {
+        let renewed = |uid: &str| {
+            let mut pod = pod("p");
+            pod.metadata.uid = Some(uid.to_owned());
+            pod
+        };
+        let (_, told) = told(vec![
+            Ok(Event::Apply(renewed("u1"))),
+            Ok(Event::Init),
+            Ok(Event::InitApply(renewed("u2"))),
+            Ok(Event::InitDone),
+            // News that come late are about the one that is gone.
+            Ok(Event::Delete(renewed("u1"))),
+        ])
+        .await;
+        assert_eq!(told, ["+u1", "-u1", "+u2"]);
+    }
+
+    #[tokio::test]
+    async fn pods_are_listed_a_few_at_a_time() {
+        let (service, mut server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        let _watched = Pods::watch(Client::new(service, "default"), "node-1");
+        let (request, _) = server.next_request().await.unwrap();
+        let uri = request.uri().to_string();
+        assert!(
+            uri.contains("fieldSelector=spec.nodeName%3Dnode-1"),
+            "{uri}"
+        );
+        assert!(uri.contains(&format!("limit={PAGE}")), "{uri}");
     }
 }

@@ -3,20 +3,39 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use k8s_openapi::api::core::v1::Pod;
 
 use super::pod_spec::PodSpec;
 use crate::ids::{PodIdentity, PodKey};
-use crate::yaml;
+use crate::yaml::{self, YamlError};
 
 /// The directory that the kubelet reads them from (`staticPodPath` of its configuration).
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct StaticPods {
     dir: PathBuf,
-    /// The kubelet gives a static pod its manifest's name and the node's (`generatePodName`,
-    /// `pkg/kubelet/config/common.go`).
-    suffix: String,
+    node: String,
+    /// What keeps manifests from being read has been said, and they have not been read since.
+    said: AtomicBool,
+}
+
+/// The manifest of a static pod.
+#[derive(Debug)]
+pub struct Manifest {
+    /// Its file: the UID is a hash of the path as well (`applyDefaults`, `pkg/kubelet/config/common.go`), so that another
+    /// file makes another pod.
+    pub path: PathBuf,
+    /// The pod, as the API server would tell of it.
+    pub spec: PodSpec,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum ReadError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("not a pod: {0}")]
+    NoPod(#[from] YamlError),
 }
 
 impl StaticPods {
@@ -25,39 +44,40 @@ impl StaticPods {
     pub fn new(dir: &Path, node: &str) -> Self {
         Self {
             dir: dir.to_owned(),
-            suffix: format!("-{}", node.to_lowercase()),
+            node: node.to_owned(),
+            said: AtomicBool::new(false),
         }
     }
 
-    /// The spec of this pod, from its manifest. Blocks.
+    /// The manifest of this pod, which runs. If there is none, that is said: the kubelet has it from somewhere. Blocks.
     #[must_use]
-    pub fn find(&self, pod: &PodIdentity) -> Option<PodSpec> {
-        match self.read(&pod.key) {
-            Ok(manifest) => {
-                let mut manifest = manifest?;
-                let meta = &mut manifest.metadata;
-                meta.name = Some(pod.key.name.clone());
-                meta.namespace = Some(pod.key.namespace.clone());
-                // The hash of the manifest, which the kubelet has computed.
-                meta.uid = Some(pod.uid.to_string());
-                PodSpec::from_pod(&manifest)
-            }
+    pub fn find(&self, pod: &PodIdentity) -> Option<Manifest> {
+        let found = self.search(pod);
+        match &found {
+            Ok(Some(_)) => self.said.store(false, Ordering::Relaxed),
+            Ok(None) => self.complain(&self.dir, &format!("it has no manifest of {}", pod.key)),
+            Err(error) => self.complain(&self.dir, error),
+        }
+        found.ok().flatten()
+    }
+
+    /// Whether the pod of that manifest is over: the file is gone, or is of another pod now, and the kubelet is about to
+    /// end the pod, or has begun. What cannot be read proves nothing. Blocks.
+    #[must_use]
+    pub fn is_withdrawn(&self, path: &Path, pod: &PodIdentity) -> bool {
+        match read(path) {
+            Ok(manifest) => !self.is_of(&manifest, &pod.key),
+            Err(ReadError::Io(error)) if error.kind() == io::ErrorKind::NotFound => true,
             Err(error) => {
-                tracing::debug!(dir = %self.dir.display(), %error, "cannot read the manifests of static pods");
-                None
+                self.complain(path, &error);
+                false
             }
         }
-    }
-
-    /// Whether the manifest of this pod is no longer there: the kubelet is about to end it, or has begun. Blocks.
-    #[must_use]
-    pub fn is_withdrawn(&self, pod: &PodIdentity) -> bool {
-        matches!(self.read(&pod.key), Ok(None))
     }
 
     /// As the kubelet does: every file in the directory but those that begin with a dot
     /// (`extractFromDir`, `pkg/kubelet/config/file.go`).
-    fn read(&self, key: &PodKey) -> io::Result<Option<Pod>> {
+    fn search(&self, pod: &PodIdentity) -> io::Result<Option<Manifest>> {
         for entry in fs::read_dir(&self.dir)? {
             let path = entry?.path();
             let hidden = path
@@ -66,9 +86,10 @@ impl StaticPods {
             if hidden || !path.is_file() {
                 continue;
             }
-            let manifest = fs::read_to_string(&path)?;
-            match yaml::document::<Pod>(&manifest) {
-                Ok(pod) if self.is_of(&pod, key) => return Ok(Some(pod)),
+            match read(&path) {
+                Ok(manifest) if self.is_of(&manifest, &pod.key) => {
+                    return Ok(self.spec(manifest, pod).map(|spec| Manifest { path, spec }));
+                }
                 Ok(_) => {}
                 Err(error) => {
                     tracing::debug!(path = %path.display(), %error, "not a manifest");
@@ -78,12 +99,39 @@ impl StaticPods {
         Ok(None)
     }
 
+    fn spec(&self, mut manifest: Pod, pod: &PodIdentity) -> Option<PodSpec> {
+        let meta = &mut manifest.metadata;
+        meta.name = Some(pod.key.name.clone());
+        meta.namespace = Some(pod.key.namespace.clone());
+        // The hash of the manifest, which the kubelet has computed.
+        meta.uid = Some(pod.uid.to_string());
+        PodSpec::from_pod(&manifest, &self.node)
+    }
+
+    /// The kubelet gives a static pod its manifest's name and the node's (`generatePodName`,
+    /// `pkg/kubelet/config/common.go`).
     fn is_of(&self, pod: &Pod, key: &PodKey) -> bool {
         let meta = &pod.metadata;
         let name = meta.name.as_deref().unwrap_or_default();
         let namespace = meta.namespace.as_deref().unwrap_or("default");
-        key.name.strip_suffix(&self.suffix) == Some(name) && namespace == key.namespace
+        let name = format!("{name}-{}", self.node.to_lowercase());
+        key.name == name && namespace == key.namespace
     }
+
+    fn complain(&self, path: &Path, problem: &dyn std::fmt::Display) {
+        if self.said.swap(true, Ordering::Relaxed) {
+            tracing::debug!(path = %path.display(), %problem, "cannot read the manifests of static pods");
+            return;
+        }
+        tracing::warn!(
+            path = %path.display(), %problem,
+            "cannot read the manifests of static pods, so that their removal is not noticed before the kubelet acts on it: is --static-pod-path the kubelet's staticPodPath?"
+        );
+    }
+}
+
+fn read(path: &Path) -> Result<Pod, ReadError> {
+    Ok(yaml::document(&fs::read_to_string(path)?)?)
 }
 
 #[cfg(test)]
@@ -117,7 +165,8 @@ spec:
         fs::write(dir.path().join("broken.yaml"), "{").unwrap();
         fs::write(dir.path().join("web.yaml"), MANIFEST).unwrap();
         let pods = StaticPods::new(dir.path(), "Node-1");
-        let spec = pods.find(&pod("web-node-1")).unwrap();
+        let Manifest { path, spec } = pods.find(&pod("web-node-1")).unwrap();
+        assert_eq!(path, dir.path().join("web.yaml"));
         assert_eq!(spec.uid, "hash".into());
         let names: Vec<_> = spec.container_names().collect();
         assert_eq!(names, ["fetch", "app"]);
@@ -126,15 +175,50 @@ spec:
     }
 
     #[test]
-    fn a_pod_without_its_manifest_is_withdrawn_but_not_one_whose_directory_cannot_be_read() {
+    fn a_pod_is_withdrawn_with_its_manifest() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("web.yaml");
+        let pods = StaticPods::new(dir.path(), "n");
+        let withdrawn = || pods.is_withdrawn(&path, &pod("web-n"));
+        fs::write(&path, MANIFEST).unwrap();
+        assert!(!withdrawn());
+        fs::write(&path, MANIFEST.replace("web", "other")).unwrap();
+        assert!(withdrawn());
+        fs::rename(&path, dir.path().join(".web.yaml")).unwrap();
+        assert!(withdrawn());
+    }
+
+    #[test]
+    fn a_manifest_that_cannot_be_read_proves_nothing_and_that_is_said_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("web.yaml");
+        let pods = StaticPods::new(dir.path(), "n");
+        let mut said = Vec::new();
+        for _ in 0..2 {
+            // Half of it has been written; it is not text; it is not even a file.
+            for manifest in [b"apiVersion: v1\nmetadata: {name: ".as_slice(), b"\xff"] {
+                fs::write(&path, manifest).unwrap();
+                assert!(!pods.is_withdrawn(&path, &pod("web-n")));
+            }
+            fs::remove_file(&path).unwrap();
+            fs::create_dir(&path).unwrap();
+            assert!(!pods.is_withdrawn(&path, &pod("web-n")));
+            fs::remove_dir(&path).unwrap();
+            said.push(pods.said.load(Ordering::Relaxed));
+        }
+        assert_eq!(said, [true; 2]);
+    }
+
+    #[test]
+    fn a_running_pod_without_a_manifest_is_said_to_have_none_until_one_is_found() {
         let dir = tempfile::tempdir().unwrap();
         let pods = StaticPods::new(dir.path(), "n");
-        assert!(pods.is_withdrawn(&pod("web-n")));
+        let said = || pods.said.load(Ordering::Relaxed);
+        assert!(pods.find(&pod("web-n")).is_none() && said());
         fs::write(dir.path().join("web.yaml"), MANIFEST).unwrap();
-        assert!(!pods.is_withdrawn(&pod("web-n")));
-        fs::rename(dir.path().join("web.yaml"), dir.path().join(".web.yaml")).unwrap();
-        assert!(pods.is_withdrawn(&pod("web-n")));
+        assert!(pods.find(&pod("web-n")).is_some() && !said());
         let nowhere = StaticPods::new(Path::new("/nonexistent"), "n");
-        assert!(!nowhere.is_withdrawn(&pod("web-n")));
+        assert!(nowhere.find(&pod("web-n")).is_none());
+        assert!(nowhere.said.load(Ordering::Relaxed));
     }
 }

@@ -4,9 +4,13 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use crate::ids::{ContainerId, ContainerName, ExitCode};
+use crate::ids::{Attempt, ContainerId, ContainerName, ExitCode};
+
+/// On every container that the kubelet makes: which attempt it is, which it also gives to the CRI
+/// (`pkg/kubelet/kuberuntime/labels.go`).
+pub(crate) const RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
 
 /// The annotation by which a placeholder is known: its value is the restart that made it.
 pub const PLACEHOLDER_ANNOTATION: &str = "reprise.dev/placeholder";
@@ -31,8 +35,15 @@ pub struct Instance {
     pub state: InstanceState,
     /// Whether it is one of our placeholders.
     pub placeholder: bool,
-    /// When it was created: nanoseconds since the Unix epoch.
+    /// Which attempt of that name it is.
+    pub attempt: Attempt,
+    /// When it was created: nanoseconds since the Unix epoch, by a clock that may have been set since. The kubelet goes by
+    /// it, and so does who wants to know what it sees.
     pub created_at: i64,
+    /// When it was first heard of.
+    pub heard_at: Instant,
+    /// Whether the runtime has listed it. One that NRI alone has told of may not be in a list yet.
+    pub listed: bool,
     /// Whether it was made with our hook, so that its exit can be held; `None`: nobody has looked.
     pub hooked: Option<bool>,
 }
@@ -57,6 +68,8 @@ impl Instances {
                 let news = known.state < instance.state;
                 known.state = known.state.max(instance.state);
                 known.created_at = known.created_at.min(instance.created_at);
+                known.heard_at = known.heard_at.min(instance.heard_at);
+                known.listed |= instance.listed;
                 known.hooked = known.hooked.or(instance.hooked);
                 news
             }
@@ -109,7 +122,7 @@ impl Instances {
         self.by_id
             .iter()
             .filter(|(_, instance)| instance.name == *name && !instance.placeholder)
-            .max_by_key(|(_, instance)| instance.created_at)
+            .max_by_key(|(_, instance)| (instance.attempt, instance.created_at))
     }
 
     /// The attempts of that name before the newest, placeholders aside.
@@ -159,6 +172,14 @@ impl Instances {
     }
 }
 
+/// Which attempt a container is, by its annotations; the first, if they do not tell.
+#[must_use]
+pub fn attempt<'a>(annotations: impl IntoIterator<Item = (&'a String, &'a String)>) -> Attempt {
+    let mut annotations = annotations.into_iter();
+    let count = annotations.find(|(key, _)| *key == RESTART_COUNT);
+    Attempt(count.and_then(|(_, count)| count.parse().ok()).unwrap_or(0))
+}
+
 /// Nanoseconds since the Unix epoch, as in CRI and NRI.
 #[must_use]
 pub fn now_ns() -> i64 {
@@ -176,9 +197,38 @@ mod tests {
             name: name.into(),
             state,
             placeholder: false,
+            attempt: Attempt(0),
             created_at,
+            heard_at: Instant::now(),
+            listed: true,
             hooked: Some(true),
         }
+    }
+
+    #[test]
+    fn the_newest_attempt_is_the_one_with_the_highest_number_whatever_the_clock_said() {
+        let mut pod = Instances::default();
+        for (id, attempt, created_at) in [("c1", 8, 900), ("c2", 9, 5), ("c3", 10, 3)] {
+            let number = [(RESTART_COUNT.to_owned(), attempt.to_string())];
+            let number = super::attempt(number.iter().map(|(key, value)| (key, value)));
+            let made = Instance {
+                attempt: number,
+                ..instance("a", InstanceState::Running, created_at)
+            };
+            pod.insert(id.into(), made);
+        }
+        assert_eq!(pod.newest(&"a".into()).unwrap().0, &"c3".into());
+        assert_eq!(pod.older(&"a".into()), ["c1".into(), "c2".into()]);
+    }
+
+    #[test]
+    fn a_container_that_does_not_say_which_attempt_it_is_is_the_first() {
+        let odd = [(RESTART_COUNT.to_owned(), "-1".to_owned())];
+        assert_eq!(
+            attempt(odd.iter().map(|(key, value)| (key, value))),
+            Attempt(0)
+        );
+        assert_eq!(attempt([]), Attempt(0));
     }
 
     #[test]

@@ -12,10 +12,10 @@ use super::plugin::Refusal;
 /// A runtime that goes away is not among them: the stub waits for it to come back.
 #[derive(Debug, Error)]
 pub enum NriError {
-    /// The name is not one that runtimes accept (`CheckPluginName`, `pkg/api/plugin.go`, v0.12.0).
+    /// The name is not one that runtimes accept (`CheckPluginName`, `pkg/api/plugin.go`, v0.12.5).
     #[error("plugin name {0:?} is empty or has characters other than A-Z, a-z, 0-9 and -_.+")]
     InvalidName(String),
-    /// The index is not two digits (`CheckPluginIndex`, `pkg/api/plugin.go`, v0.12.0).
+    /// The index is not two digits (`CheckPluginIndex`, `pkg/api/plugin.go`, v0.12.5).
     #[error("plugin index {0:?} is not two digits")]
     InvalidIndex(String),
     /// The plugin subscribes to nothing, which runtimes take for everything.

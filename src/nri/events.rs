@@ -6,7 +6,7 @@ use std::ops::{BitAnd, BitOr};
 use super::runtime::NriVersion;
 use super::wire::nri::Event;
 
-/// A set of events, as NRI's `EventMask` (`pkg/api/event.go`, v0.12.0).
+/// A set of events, as NRI's `EventMask` (`pkg/api/event.go`, v0.12.5).
 ///
 /// Runtimes take an empty mask for a subscription to everything, and drop a plugin that subscribes
 /// to what they do not know; the stub sees to both.

@@ -14,7 +14,7 @@ const INDEX: &str = "NRI_PLUGIN_IDX";
 const SOCKET: &str = "NRI_PLUGIN_SOCKET";
 
 /// The identity and the connection that a runtime gives to a plugin that it launches
-/// (`newLaunchedPlugin`, `pkg/adaptation/plugin.go`, v0.12.0).
+/// (`newLaunchedPlugin`, `pkg/adaptation/plugin.go`, v0.12.5).
 ///
 /// Such a plugin has no other chance: the runtime never launches it again, and kills it when the
 /// connection ends. Its standard output goes nowhere.

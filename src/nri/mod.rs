@@ -30,11 +30,11 @@ pub use plugin::{Plugin, Refusal};
 pub use runtime::{NriVersion, RuntimeInfo};
 pub use stub::{DEFAULT_SOCKET, Stub, StubBuilder};
 
-/// The messages of NRI's `pkg/api/api.proto` (v0.12.0) that a plugin receives or answers with.
+/// The messages of NRI's `pkg/api/api.proto` (v0.12.5) that a plugin receives or answers with.
 pub mod api {
     pub use super::wire::nri::{
-        Container, ContainerAdjustment, ContainerState, Hook, Hooks, KeyValue, LinuxContainer,
-        LinuxPodSandbox, Mount, OptionalInt, PodSandbox, User,
+        Container, ContainerAdjustment, ContainerState, FailurePolicy, Hook, Hooks, Image,
+        KeyValue, LinuxContainer, LinuxPodSandbox, Mount, OptionalInt, PodSandbox, User,
     };
 }
 

@@ -1,4 +1,4 @@
-//! Two ttrpc connections over one socket: NRI's multiplexing (`pkg/net/multiplex`, v0.12.0).
+//! Two ttrpc connections over one socket: NRI's multiplexing (`pkg/net/multiplex`, v0.12.5).
 //!
 //! Every frame has a header of two big-endian words, connection and length, and a payload. Two
 //! connections are in use: on one, the plugin serves the runtime; on the other, the runtime serves

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::future::{Future, ready};
 
-use super::api::{Container, ContainerAdjustment, PodSandbox};
+use super::api::{Container, ContainerAdjustment, FailurePolicy, PodSandbox};
 use super::events::EventMask;
 use super::runtime::RuntimeInfo;
 
@@ -17,10 +17,16 @@ use super::runtime::RuntimeInfo;
 ///
 /// Methods may run at the same time, and those of a lost connection may end after a new one began.
 ///
-/// The counterpart of the interfaces in NRI's `pkg/stub/stub.go` (v0.12.0).
+/// The counterpart of the interfaces in NRI's `pkg/stub/stub.go` (v0.12.5).
 pub trait Plugin: Send + Sync + 'static {
     /// The events to be called for. Those that the runtime is too old to know are left out.
     fn events(&self) -> EventMask;
+
+    /// What the runtime is to do when a call is not answered in time: by default it drops the plugin and goes on
+    /// without it. Runtimes with NRI before 0.12.5 always do.
+    fn failure_policy(&self) -> FailurePolicy {
+        FailurePolicy::new()
+    }
 
     /// A runtime took the plugin in. `config` is what the runtime's configuration holds for a plugin
     /// that it launched, else empty. To refuse ends [`Stub::run`](super::Stub::run).

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::wire::nri::ConfigureRequest;
 
-/// How long runtimes wait unless they say otherwise (`pkg/api/timeouts.go`, v0.12.0).
+/// How long runtimes wait unless they say otherwise (`pkg/api/timeouts.go`, v0.12.5).
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -58,7 +58,7 @@ pub struct NriVersion {
 type Release = (u32, u32, u32);
 
 /// The release of containerd from which on it has which minor version of NRI 0
-/// (`runtimeVersionMap`, `pkg/api/version.go`, v0.12.0; later releases say it themselves).
+/// (`runtimeVersionMap`, `pkg/api/version.go`, v0.12.5; later releases say it themselves).
 const CONTAINERD: &[(Release, u32)] = &[
     ((1, 7, 0), 3),
     ((1, 7, 7), 4),

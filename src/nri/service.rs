@@ -183,6 +183,7 @@ impl<P: Plugin> nri_ttrpc::Plugin for Service<P> {
                 self.report(Progress::Configured(runtime));
                 let mut response = ConfigureResponse::new();
                 response.events = events.bits();
+                response.failure_policy = Some(self.plugin.failure_policy()).into();
                 Ok(response)
             }
             Err(refusal) => {

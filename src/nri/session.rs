@@ -23,7 +23,7 @@ use super::wire::nri::RegisterPluginRequest;
 use super::wire::nri_ttrpc::{RuntimeClient, create_plugin};
 
 /// The version of NRI that the stub follows, for the runtime's log.
-const NRI_VERSION: &str = "v0.12.0";
+const NRI_VERSION: &str = "v0.12.5";
 
 /// When a runtime that has not answered is worth a word. It is not worth more: runtimes take plugins
 /// in one after the other and while nothing else happens, and to try again would only queue behind

@@ -15,7 +15,7 @@ use super::launch::Launched;
 use super::plugin::Plugin;
 use super::session::{self, Ended, Identity};
 
-/// Where runtimes listen unless configured otherwise (`pkg/api/plugin.go`, v0.12.0). The runtime
+/// Where runtimes listen unless configured otherwise (`pkg/api/plugin.go`, v0.12.5). The runtime
 /// makes the socket anew when it starts: in a container, mount its directory.
 pub const DEFAULT_SOCKET: &str = "/var/run/nri/nri.sock";
 

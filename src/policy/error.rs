@@ -2,36 +2,71 @@
 
 use std::fmt;
 
+use super::read::{MAX_BYTES, MAX_NAME};
 use super::rules::{MAX_RULES, MAX_VALUES};
+use crate::text;
 use crate::yaml::YamlError;
 
+/// More than this many problems are counted, not kept: how many there are is up to whoever wrote the annotations.
+const MAX_KEPT: usize = 32;
 /// More than this many problems say no more, and the sentence must fit an event (1 KiB).
 const MAX_SHOWN: usize = 8;
+/// The longest that a place or a word of theirs is kept: no valid key is longer than 89.
+const MAX_TEXT: usize = 128;
 
-/// Everything that is wrong with a pod's annotations; displays as one line, problems separated by
-/// `; `.
-#[derive(Debug, Clone, PartialEq)]
-pub struct PolicyError {
-    /// Never empty; ordered by annotation key, then as written.
-    problems: Vec<Problem>,
+/// What has been found to be wrong so far.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Problems {
+    first: Vec<Problem>,
+    more: usize,
 }
 
-impl PolicyError {
-    /// `Err` with all of `problems`, or `Ok` if there is none.
-    pub(super) fn from_problems(mut problems: Vec<Problem>) -> Result<(), Self> {
-        if problems.is_empty() {
-            return Ok(());
+impl Problems {
+    pub(super) fn note(&mut self, place: &Place, fault: Fault) {
+        if self.first.len() == MAX_KEPT {
+            self.more += 1;
+        } else {
+            let place = place.clone();
+            self.first.push(Problem { place, fault });
         }
-        // The order of a pod's annotations is a hash map's: the same mistake must read the same
-        // every time.
-        problems.sort_by(|a, b| a.place.key.cmp(&b.place.key));
-        Err(Self { problems })
     }
 
-    /// The problems one by one.
+    pub(super) fn extend(&mut self, others: &Self) {
+        self.more += others.more;
+        for Problem { place, fault } in &others.first {
+            self.note(place, fault.clone());
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.first.is_empty()
+    }
+
+    /// `Err` with all of them, or `Ok` if there is none.
+    pub(super) fn into_result(self) -> Result<(), PolicyError> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        Err(PolicyError(self))
+    }
+}
+
+/// Everything that is wrong with a pod's annotations; displays as one line, problems separated by
+/// `; `. Never empty; ordered by annotation key, then as written.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PolicyError(Problems);
+
+impl PolicyError {
+    /// The first problems, one by one.
     #[must_use]
     pub fn problems(&self) -> &[Problem] {
-        &self.problems
+        &self.0.first
+    }
+
+    /// How many there are beyond these.
+    #[must_use]
+    pub fn more(&self) -> usize {
+        self.0.more
     }
 }
 
@@ -39,13 +74,14 @@ impl std::error::Error for PolicyError {}
 
 impl fmt::Display for PolicyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, problem) in self.problems.iter().take(MAX_SHOWN).enumerate() {
+        let problems = self.problems();
+        for (index, problem) in problems.iter().take(MAX_SHOWN).enumerate() {
             let separator = if index == 0 { "" } else { "; " };
             write!(f, "{separator}{problem}")?;
         }
-        match self.problems.len().checked_sub(MAX_SHOWN) {
-            None | Some(0) => Ok(()),
-            Some(more) => write!(f, "; and {more} more"),
+        match problems.len().saturating_sub(MAX_SHOWN) + self.more() {
+            0 => Ok(()),
+            more => write!(f, "; and {more} more"),
         }
     }
 }
@@ -74,7 +110,7 @@ pub struct Place {
 impl Place {
     pub(super) fn key(key: &str) -> Self {
         Self {
-            key: key.to_owned(),
+            key: short(&text::printable(key)),
             container: None,
             rule: None,
         }
@@ -82,7 +118,7 @@ impl Place {
 
     pub(super) fn container(&self, name: &str) -> Self {
         Self {
-            container: Some(name.to_owned()),
+            container: Some(short(name)),
             ..self.clone()
         }
     }
@@ -111,6 +147,12 @@ impl fmt::Display for Place {
 /// What is wrong with an annotation.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Fault {
+    /// The value is too long to be read.
+    #[error("the value has {0} bytes: all annotations of Reprise together may have {MAX_BYTES}")]
+    TooLong(usize),
+    /// No container can be called that.
+    #[error("a container's name has {0} characters, at most {MAX_NAME} are allowed")]
+    LongName(usize),
     /// The value is neither YAML nor JSON.
     #[error("not valid YAML: {0}")]
     Syntax(YamlError),
@@ -166,6 +208,11 @@ pub enum Fault {
     /// A container that is not in the pod.
     #[error("the pod has no container {}", Quoted(.0))]
     NoSuchContainer(String),
+}
+
+/// As much of a stranger's word as is kept.
+pub(super) fn short(word: &str) -> String {
+    text::cut(word, MAX_TEXT).into_owned()
 }
 
 /// A stranger's word in quotes, escaped and cut: it ends up in logs and events.

@@ -8,13 +8,16 @@ mod read;
 mod rules;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde_json::Value;
 
 use crate::kube::KubeletFeatures;
+use error::Problems;
 pub use error::{Fault, Place, PolicyError, Problem};
 pub use options::{CompletedContainers, LONGEST_GRACE, Options, Start};
-use read::PodRules;
+pub use read::Unread;
+use read::{Nodes, PodRules, Text};
 pub use rules::{Action, MAX_RULES, MAX_VALUES, Operator, Rule, Rules};
 
 /// Every annotation key of Reprise is in this domain.
@@ -36,16 +39,79 @@ pub const FAILURE_POLICY_KEY: &str = "failure-policy.reprise.dev";
 /// `restart-rules.reprise.dev/pod`, the list on `restart-rules.reprise.dev/pod`, the one on
 /// `restart-rules.reprise.dev`, and `restartPolicyRules` of its spec. They are never merged, and an
 /// empty list takes a container out.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Policy {
+    written: Arc<Written>,
+    spec: BTreeMap<String, Rules>,
+    /// What the kubelet does by itself about `spec`.
+    native: KubeletFeatures,
+}
+
+/// What the annotations of a pod say. They are read once: it takes a node's time, and they cannot change, being the
+/// sandbox's.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Written {
     own: BTreeMap<String, Rules>,
     mapped: BTreeMap<String, Rules>,
     pod: Option<Rules>,
     plain: Option<Rules>,
-    spec: BTreeMap<String, Rules>,
-    /// What the kubelet does by itself about `spec`.
-    native: KubeletFeatures,
     options: Options,
+    about_options: Problems,
+    about_rules: Problems,
+}
+
+impl Written {
+    /// Reads them, some milliseconds at the worst. Never fails: what is wrong is told to whoever asks for the policy.
+    #[must_use]
+    pub fn read(unread: &Unread) -> Self {
+        let mut written = Self::default();
+        let nodes = &mut Nodes::of_pod();
+        written.options = Options::read(unread, nodes, &mut written.about_options);
+        for (place, text) in unread.at(RULES_KEY) {
+            written.read_rules(place, text, nodes);
+        }
+        written
+    }
+
+    fn read_rules(&mut self, place: &str, text: Text<'_>, nodes: &mut Nodes) {
+        let at = Place::key(text.key);
+        let problems = &mut self.about_rules;
+        match (place, place.strip_prefix("container.")) {
+            ("", _) => self.plain = Some(read::rules(&at, text, nodes, problems)),
+            ("pod", _) => match read::pod_rules(&at, text, nodes, problems) {
+                PodRules::All(rules) => self.pod = Some(rules),
+                PodRules::Each(each) => self.mapped = each,
+            },
+            (_, Some(container)) if !container.is_empty() => match read::named(container) {
+                Ok(()) => {
+                    let rules = read::rules(&at, text, nodes, problems);
+                    self.own.insert(container.to_owned(), rules);
+                }
+                Err(fault) => problems.note(&at, fault),
+            },
+            _ => problems.note(
+                &at,
+                Fault::UnknownPlace(
+                    "restart-rules.reprise.dev, restart-rules.reprise.dev/pod, \
+                     restart-rules.reprise.dev/container.<name>",
+                ),
+            ),
+        }
+    }
+
+    fn rules(&self) -> impl Iterator<Item = &Rules> {
+        let named = self.own.values().chain(self.mapped.values());
+        named.chain(&self.pod).chain(&self.plain)
+    }
+
+    /// The rules for `container`, an empty list among them.
+    fn of(&self, container: &str) -> Option<&Rules> {
+        let named = self
+            .own
+            .get(container)
+            .or_else(|| self.mapped.get(container));
+        named.or(self.pod.as_ref()).or(self.plain.as_ref())
+    }
 }
 
 impl Policy {
@@ -58,67 +124,40 @@ impl Policy {
         Self::from_pod(annotations, [], KubeletFeatures::default())
     }
 
-    /// Reads a pod's annotations and takes `spec`, the `restartPolicyRules` of its containers by
-    /// name, for those to which no annotation applies. What of them the kubelet acts on by itself,
-    /// as `native` says, is left to it. `None`: there is nothing to do at all.
+    /// Reads a pod's annotations and takes the rules of its spec, as [`Self::new`].
     pub fn from_pod<'a>(
         annotations: impl IntoIterator<Item = (&'a str, &'a str)>,
         spec: impl IntoIterator<Item = (String, Rules)>,
         native: KubeletFeatures,
     ) -> Result<Option<Self>, PolicyError> {
-        let mut policy = Self {
-            spec: spec.into_iter().collect(),
-            native,
-            ..Self::default()
-        };
-        let mut problems = Vec::new();
-        let mut about_options = Vec::new();
-        for (key, text) in annotations {
-            if place(key, OPTIONS_KEY).is_some() {
-                about_options.push((key, text));
-            } else if let Some(place) = place(key, RULES_KEY) {
-                policy.read(key, place, text, &mut problems);
-            }
-        }
-        if policy.has_no_rules() && problems.is_empty() {
-            return Ok(None);
-        }
-        match Options::from_annotations(about_options) {
-            Ok(options) => policy.options = options,
-            Err(error) => problems.extend(error.problems().iter().cloned()),
-        }
-        PolicyError::from_problems(problems)?;
-        Ok(Some(policy))
+        let written = Written::read(&Unread::of(annotations));
+        Self::new(Arc::new(written), spec, native)
     }
 
-    fn read(&mut self, key: &str, place: &str, text: &str, problems: &mut Vec<Problem>) {
-        let at = Place::key(key);
-        match (place, place.strip_prefix("container.")) {
-            ("", _) => self.plain = Some(read::rules(&at, text, problems)),
-            ("pod", _) => match read::pod_rules(&at, text, problems) {
-                PodRules::All(rules) => self.pod = Some(rules),
-                PodRules::Each(each) => self.mapped = each,
-            },
-            (_, Some(container)) if !container.is_empty() => {
-                self.own
-                    .insert(container.to_owned(), read::rules(&at, text, problems));
-            }
-            _ => problems.push(Problem {
-                place: at,
-                fault: Fault::UnknownPlace(
-                    "restart-rules.reprise.dev, restart-rules.reprise.dev/pod, \
-                     restart-rules.reprise.dev/container.<name>",
-                ),
-            }),
+    /// Takes what a pod's annotations say and `spec`, the `restartPolicyRules` of its containers by
+    /// name, for those to which no annotation applies. What of them the kubelet acts on by itself,
+    /// as `native` says, is left to it. `None`: there is nothing to do at all.
+    pub fn new(
+        written: Arc<Written>,
+        spec: impl IntoIterator<Item = (String, Rules)>,
+        native: KubeletFeatures,
+    ) -> Result<Option<Self>, PolicyError> {
+        let policy = Self {
+            written,
+            spec: spec.into_iter().collect(),
+            native,
+        };
+        let written = &policy.written;
+        if policy.has_no_rules() && written.about_rules.is_empty() {
+            return Ok(None);
         }
+        let mut problems = written.about_options.clone();
+        problems.extend(&written.about_rules);
+        problems.into_result().map(|()| Some(policy))
     }
 
     fn has_no_rules(&self) -> bool {
-        let written = self.own.values().chain(self.mapped.values());
-        let none_written = written
-            .chain(&self.pod)
-            .chain(&self.plain)
-            .all(Rules::is_empty);
+        let none_written = self.written.rules().all(Rules::is_empty);
         none_written && !self.spec.values().any(|rules| self.acts_on_spec(rules))
     }
 
@@ -139,22 +178,18 @@ impl Policy {
     /// Fails if an annotation names a container that is not among `names`, all containers and init
     /// containers of the pod: such a rule would never be used.
     pub fn check_names(&self, names: &[&str]) -> Result<(), PolicyError> {
-        let own = self
-            .own
-            .keys()
-            .map(|name| (format!("{RULES_KEY}/container.{name}"), name));
-        let mapped = self
-            .mapped
-            .keys()
-            .map(|name| (format!("{RULES_KEY}/pod"), name));
-        let unknown = own
-            .chain(mapped)
-            .filter(|(_, name)| !names.contains(&name.as_str()));
-        let problem = |(key, name): (String, &String)| Problem {
-            place: Place::key(&key),
-            fault: Fault::NoSuchContainer(name.clone()),
+        let unknown = |name: &&String| !names.contains(&name.as_str());
+        let mut problems = Problems::default();
+        let mut note = |key: &str, name: &String| {
+            problems.note(&Place::key(key), Fault::NoSuchContainer(name.clone()));
         };
-        PolicyError::from_problems(unknown.map(problem).collect())
+        for name in self.written.own.keys().filter(unknown) {
+            note(&format!("{RULES_KEY}/container.{name}"), name);
+        }
+        for name in self.written.mapped.keys().filter(unknown) {
+            note(&format!("{RULES_KEY}/pod"), name);
+        }
+        problems.into_result()
     }
 
     /// What an exit of `container` with `code` asks for. `None`: no rule matches, and its
@@ -163,7 +198,7 @@ impl Policy {
     /// Success (0) is a code like any other here, also for init containers.
     #[must_use]
     pub fn action(&self, container: &str, code: i32) -> Option<Action> {
-        if let Some(rules) = self.annotated(container) {
+        if let Some(rules) = self.written.of(container) {
             return rules.action(code);
         }
         let action = self.spec.get(container)?.action(code)?;
@@ -173,7 +208,7 @@ impl Policy {
     /// Whether any rule applies to `container`, so that its exits must be held.
     #[must_use]
     pub fn covers(&self, container: &str) -> bool {
-        match self.annotated(container) {
+        match self.written.of(container) {
             Some(rules) => !rules.is_empty(),
             None => self
                 .spec
@@ -185,16 +220,7 @@ impl Policy {
     /// How the pod wants its restarts done.
     #[must_use]
     pub fn options(&self) -> &Options {
-        &self.options
-    }
-
-    /// The rules that annotations have for `container`, an empty list among them.
-    fn annotated(&self, container: &str) -> Option<&Rules> {
-        let named = self
-            .own
-            .get(container)
-            .or_else(|| self.mapped.get(container));
-        named.or(self.pod.as_ref()).or(self.plain.as_ref())
+        &self.written.options
     }
 }
 
@@ -204,12 +230,18 @@ pub fn has_rules<'a>(keys: impl IntoIterator<Item = &'a str>) -> bool {
     keys.into_iter().any(|key| place(key, RULES_KEY).is_some())
 }
 
+/// Whether an annotation of that key is one that [`Written`] tells of.
+fn is_read(key: &str) -> bool {
+    [OPTIONS_KEY, RULES_KEY]
+        .iter()
+        .any(|wanted| place(key, wanted).is_some())
+}
+
 /// Reads `restartPolicyRules` as written in a manifest; `field` names the place in errors.
 pub(crate) fn spec_rules(field: &str, value: &Value) -> Result<Rules, PolicyError> {
-    let mut problems = Vec::new();
+    let mut problems = Problems::default();
     let rules = read::rules_value(&Place::key(field), value, &mut problems);
-    PolicyError::from_problems(problems)?;
-    Ok(rules)
+    problems.into_result().map(|()| rules)
 }
 
 /// Whether `key` is in our domain but none that we read: most likely a typo.

@@ -7,13 +7,13 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::OPTIONS_KEY;
-use super::error::{Fault, Place, PolicyError, Problem};
-use super::read::{self, Word};
+use super::error::{Fault, Place, PolicyError, Problems, short};
+use super::read::{self, Nodes, Text, Unread, Word};
 
 /// How a pod wants its restarts done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// Who starts the containers again; `None`: as the plugin is configured.
+    /// Who is to start the containers again, see [`Start::asked`].
     pub start: Option<Start>,
     /// How long containers may take to stop under [`super::Action::RestartPod`]; whole seconds.
     pub grace_period: Duration,
@@ -55,6 +55,19 @@ pub enum Start {
     Replay,
 }
 
+impl Start {
+    /// Who starts the containers of a pod that asks for `asked`, on a node that says `self`. A node that leaves it to the
+    /// kubelet is not overruled: what the plugin may do as root is its operator's to say. Otherwise the pod has its way.
+    /// What `Replay` takes the risk of beyond `Auto`, that containers start as they did the last time, is the pod's alone.
+    #[must_use]
+    pub fn asked(self, asked: Option<Self>) -> Self {
+        match self {
+            Self::Kubelet => Self::Kubelet,
+            Self::Auto | Self::Replay => asked.unwrap_or(self),
+        }
+    }
+}
+
 impl Word for Start {
     const WORDS: &'static [(&'static str, Self)] = &[
         ("Auto", Self::Auto),
@@ -84,38 +97,45 @@ impl Options {
     pub fn from_annotations<'a>(
         annotations: impl IntoIterator<Item = (&'a str, &'a str)>,
     ) -> Result<Self, PolicyError> {
+        let mut problems = Problems::default();
+        let unread = Unread::of(annotations);
+        let options = Self::read(&unread, &mut Nodes::of_pod(), &mut problems);
+        problems.into_result().map(|()| options)
+    }
+
+    /// The same; what is wrong is noted and has its default.
+    pub(super) fn read(unread: &Unread, nodes: &mut Nodes, problems: &mut Problems) -> Self {
         let mut plain = None;
         let mut pod = None;
-        let mut problems = Vec::new();
-        for (key, value) in annotations {
-            match super::place(key, OPTIONS_KEY) {
-                None => {}
-                Some("") => plain = Some(read_options(key, value, &mut problems)),
-                Some("pod") => pod = Some(read_options(key, value, &mut problems)),
-                Some(_) => problems.push(Problem {
-                    place: Place::key(key),
-                    fault: Fault::UnknownPlace(
+        for (place, text) in unread.at(OPTIONS_KEY) {
+            let at = Place::key(text.key);
+            match place {
+                "" => plain = Some(read_options(&at, text, nodes, problems)),
+                "pod" => pod = Some(read_options(&at, text, nodes, problems)),
+                _ => problems.note(
+                    &at,
+                    Fault::UnknownPlace(
                         "restart-options.reprise.dev, restart-options.reprise.dev/pod",
                     ),
-                }),
+                ),
             }
         }
-        PolicyError::from_problems(problems)?;
-        Ok(pod.or(plain).unwrap_or_default())
+        pod.or(plain).unwrap_or_default()
     }
 }
 
-/// The options in one annotation; what is wrong is pushed to `problems` and has its default.
-fn read_options(key: &str, text: &str, problems: &mut Vec<Problem>) -> Options {
+/// The options in one annotation; what is wrong is noted and has its default.
+fn read_options(
+    place: &Place,
+    text: Text<'_>,
+    nodes: &mut Nodes,
+    problems: &mut Problems,
+) -> Options {
     const FIELDS: &[&str] = &["start", "gracePeriodSeconds", "completedContainers"];
     let mut options = Options::default();
-    let mut note = |fault| {
-        problems.push(Problem {
-            place: Place::key(key),
-            fault,
-        });
-    };
-    let fields = match read::document(text).and_then(|value| read::mapping("the value", value)) {
+    let mut note = |fault| problems.note(place, fault);
+    let value = text.document(nodes);
+    let fields = match value.and_then(|value| read::mapping("the value", value)) {
         Ok(fields) => fields,
         Err(fault) => {
             note(fault);
@@ -129,7 +149,7 @@ fn read_options(key: &str, text: &str, problems: &mut Vec<Problem>) -> Options {
             "completedContainers" => read::word("completedContainers", value)
                 .map(|what| options.completed_containers = what),
             _ => Err(Fault::UnknownField {
-                name: name.clone(),
+                name: short(name),
                 allowed: FIELDS,
             }),
         };
@@ -173,6 +193,21 @@ mod tests {
             completed_containers: CompletedContainers::Keep,
         };
         assert_eq!(options(&[(OPTIONS_KEY, text)]), Ok(expected));
+    }
+
+    #[test]
+    fn a_pod_has_its_way_but_where_the_node_leaves_the_start_to_the_kubelet() {
+        use Start::{Auto, Kubelet, Replay};
+        let asked = [None, Some(Auto), Some(Kubelet), Some(Replay)];
+        assert_eq!(asked.map(|asked| Kubelet.asked(asked)), [Kubelet; 4]);
+        assert_eq!(
+            asked.map(|asked| Auto.asked(asked)),
+            [Auto, Auto, Kubelet, Replay]
+        );
+        assert_eq!(
+            asked.map(|asked| Replay.asked(asked)),
+            [Replay, Auto, Kubelet, Replay]
+        );
     }
 
     #[test]

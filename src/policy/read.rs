@@ -5,13 +5,124 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use super::error::{Fault, Place, Problem, Quoted};
+use super::error::{Fault, Place, Problems, Quoted, short};
 use super::rules::{MAX_RULES, MAX_VALUES, Operator, Rule, Rules};
 use crate::yaml;
 
 const RULE_FIELDS: &[&str] = &["action", "exitCodes", "onExit"];
 const CONDITION_FIELDS: &[&str] = &["exitCodes"];
 const EXIT_CODES_FIELDS: &[&str] = &["operator", "values"];
+
+/// The longest name of a container: a DNS label (`ValidateDNS1123Label` in `pkg/apis/core/validation`).
+pub(super) const MAX_NAME: usize = 63;
+/// What all annotations of a pod may have together: 20 rules of 255 values fit, even with a line for each.
+pub(super) const MAX_BYTES: usize = 64 * 1024;
+/// Likewise, of scalars, lists and mappings: 20 rules of 255 values have 5,321.
+const MAX_NODES: usize = 8 * 1024;
+
+/// The annotations of a pod that say something to us, as they came, and no more of them than is read: whoever wrote them
+/// has a node's time and memory to waste, and nobody's but their own.
+#[derive(Debug, Default)]
+pub struct Unread {
+    /// By key; of a value that is too long, its length.
+    texts: Vec<(String, Result<String, usize>)>,
+}
+
+impl Unread {
+    /// Of all annotations of a pod.
+    pub fn of<'a>(annotations: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
+        let annotations = annotations.into_iter();
+        let mut ours: Vec<_> = annotations.filter(|(key, _)| super::is_read(key)).collect();
+        // They come in the order of a hash map: the same mistake must read the same every time.
+        ours.sort_unstable();
+        let mut left = MAX_BYTES;
+        let mut keep = |(key, text): (&str, &str)| match left.checked_sub(text.len()) {
+            Some(rest) => {
+                left = rest;
+                (key.to_owned(), Ok(text.to_owned()))
+            }
+            None => (key.to_owned(), Err(text.len())),
+        };
+        Self {
+            texts: ours.into_iter().map(&mut keep).collect(),
+        }
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.texts.is_empty()
+    }
+
+    /// Whether any of them is about rules, and not only about what is done by them.
+    #[must_use]
+    pub fn has_rules(&self) -> bool {
+        self.at(super::RULES_KEY).next().is_some()
+    }
+
+    /// How many bytes there are to be read.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        let texts = self.texts.iter();
+        texts
+            .filter_map(|(_, text)| text.as_ref().ok())
+            .map(String::len)
+            .sum()
+    }
+
+    /// Those of one key, with the place that each is for.
+    pub(super) fn at(&self, wanted: &str) -> impl Iterator<Item = (&str, Text<'_>)> {
+        self.texts.iter().filter_map(move |(key, text)| {
+            let place = super::place(key, wanted)?;
+            let key = key.as_str();
+            Some((place, Text { key, text }))
+        })
+    }
+}
+
+/// The value of an annotation.
+#[derive(Clone, Copy)]
+pub(super) struct Text<'a> {
+    pub(super) key: &'a str,
+    text: &'a Result<String, usize>,
+}
+
+impl Text<'_> {
+    /// Reads it, at the expense of what is left of the pod's `nodes`.
+    pub(super) fn document(self, nodes: &mut Nodes) -> Result<Value, Fault> {
+        let text = self
+            .text
+            .as_ref()
+            .map_err(|length| Fault::TooLong(*length))?;
+        let read = yaml::foreign(text, nodes.0);
+        // Where nobody can count them: none is shorter than its separator and itself.
+        let taken = read.as_ref().map_or(text.len() / 2, yaml::nodes);
+        nodes.0 = nodes.0.saturating_sub(taken);
+        read.map_err(Fault::Syntax)
+    }
+}
+
+/// How many scalars, lists and mappings of a pod's annotations may yet be read.
+#[derive(Debug)]
+pub(super) struct Nodes(usize);
+
+impl Nodes {
+    pub(super) fn of_pod() -> Self {
+        Self(MAX_NODES)
+    }
+}
+
+/// Where a rule's faults are noted.
+struct Notes<'p> {
+    place: Place,
+    problems: &'p mut Problems,
+}
+
+impl Notes<'_> {
+    fn push(&mut self, fault: Fault) {
+        self.problems.note(&self.place, fault);
+    }
+}
 
 /// One of a fixed few words.
 pub(super) trait Word: Copy + PartialEq + 'static {
@@ -42,27 +153,39 @@ pub(super) enum PodRules {
 }
 
 /// Reads a value that must be a list of rules.
-pub(super) fn rules(place: &Place, text: &str, problems: &mut Vec<Problem>) -> Rules {
-    match document(text) {
+pub(super) fn rules(
+    place: &Place,
+    text: Text<'_>,
+    nodes: &mut Nodes,
+    problems: &mut Problems,
+) -> Rules {
+    match text.document(nodes) {
         Ok(value) => rules_value(place, &value, problems),
         Err(fault) => {
-            problems.push(Problem {
-                place: place.clone(),
-                fault,
-            });
+            problems.note(place, fault);
             Rules::default()
         }
     }
 }
 
 /// Reads a value that is a list of rules, or a mapping from container names to such lists.
-pub(super) fn pod_rules(place: &Place, text: &str, problems: &mut Vec<Problem>) -> PodRules {
-    match document(text) {
+pub(super) fn pod_rules(
+    place: &Place,
+    text: Text<'_>,
+    nodes: &mut Nodes,
+    problems: &mut Problems,
+) -> PodRules {
+    match text.document(nodes) {
         Ok(Value::Array(list)) => PodRules::All(rules_list(place, &list, problems)),
         Ok(Value::Object(lists)) => {
             let mut each = BTreeMap::new();
             for (container, list) in lists {
-                let rules = rules_value(&place.container(&container), &list, problems);
+                let place = place.container(&container);
+                if let Err(fault) = named(&container) {
+                    problems.note(&place, fault);
+                    continue;
+                }
+                let rules = rules_value(&place, &list, problems);
                 each.insert(container, rules);
             }
             PodRules::Each(each)
@@ -80,17 +203,22 @@ pub(super) fn pod_rules(place: &Place, text: &str, problems: &mut Vec<Problem>) 
                     }
                 },
             );
-            problems.push(Problem {
-                place: place.clone(),
-                fault,
-            });
+            problems.note(place, fault);
             PodRules::All(Rules::default())
         }
     }
 }
 
+/// Fails if no container can have that name.
+pub(super) fn named(container: &str) -> Result<(), Fault> {
+    match container.chars().count() {
+        0..=MAX_NAME => Ok(()),
+        length => Err(Fault::LongName(length)),
+    }
+}
+
 /// Reads rules that were YAML or JSON before.
-pub(super) fn rules_value(place: &Place, value: &Value, problems: &mut Vec<Problem>) -> Rules {
+pub(super) fn rules_value(place: &Place, value: &Value, problems: &mut Problems) -> Rules {
     if let Value::Array(list) = value {
         return rules_list(place, list, problems);
     }
@@ -99,33 +227,26 @@ pub(super) fn rules_value(place: &Place, value: &Value, problems: &mut Vec<Probl
         found: kind(value),
         expected: "a list of rules",
     };
-    problems.push(Problem {
-        place: place.clone(),
-        fault,
-    });
+    problems.note(place, fault);
     Rules::default()
 }
 
-fn rules_list(place: &Place, list: &[Value], problems: &mut Vec<Problem>) -> Rules {
+fn rules_list(place: &Place, list: &[Value], problems: &mut Problems) -> Rules {
     if list.len() > MAX_RULES {
-        problems.push(Problem {
-            place: place.clone(),
-            fault: Fault::TooManyRules(list.len()),
-        });
+        problems.note(place, Fault::TooManyRules(list.len()));
     }
     let mut rules = Vec::new();
-    for (index, value) in list.iter().enumerate() {
-        let mut faults = Vec::new();
-        rules.extend(rule(value, &mut faults));
-        problems.extend(faults.into_iter().map(|fault| Problem {
+    for (index, value) in list.iter().take(MAX_RULES).enumerate() {
+        let mut notes = Notes {
             place: place.rule(index),
-            fault,
-        }));
+            problems,
+        };
+        rules.extend(rule(value, &mut notes));
     }
     Rules::from(rules)
 }
 
-fn rule(value: &Value, faults: &mut Vec<Fault>) -> Option<Rule> {
+fn rule(value: &Value, faults: &mut Notes<'_>) -> Option<Rule> {
     let fields = noted(mapping_ref("the rule", value), faults)?;
     refuse_others(fields, RULE_FIELDS, faults);
     let action = required("action", fields.get("action"), faults)
@@ -151,7 +272,7 @@ fn rule(value: &Value, faults: &mut Vec<Fault>) -> Option<Rule> {
     })
 }
 
-fn condition(value: &Value, faults: &mut Vec<Fault>) -> Option<(Operator, Vec<i32>)> {
+fn condition(value: &Value, faults: &mut Notes<'_>) -> Option<(Operator, Vec<i32>)> {
     let fields = noted(mapping_ref("exitCodes", value), faults)?;
     refuse_others(fields, EXIT_CODES_FIELDS, faults);
     let operator = required("exitCodes.operator", fields.get("operator"), faults)
@@ -172,7 +293,7 @@ fn condition(value: &Value, faults: &mut Vec<Fault>) -> Option<(Operator, Vec<i3
     if values.is_empty() && operator == Some(Operator::In) {
         faults.push(Fault::NeverMatches);
     }
-    let codes = values.iter().filter_map(|value| {
+    let codes = values.iter().take(MAX_VALUES).filter_map(|value| {
         let code = value
             .as_u64()
             .and_then(|code| u8::try_from(code).ok())
@@ -181,11 +302,6 @@ fn condition(value: &Value, faults: &mut Vec<Fault>) -> Option<(Operator, Vec<i3
     });
     let codes = codes.collect();
     Some((operator?, codes))
-}
-
-/// Reads the text of an annotation.
-pub(super) fn document(text: &str) -> Result<Value, Fault> {
-    yaml::document(text).map_err(Fault::Syntax)
 }
 
 /// The fields of a value that must be a mapping.
@@ -206,7 +322,7 @@ pub(super) fn word<W: Word>(what: &'static str, value: &Value) -> Result<W, Faul
     match value {
         Value::String(word) => W::from_word(word).ok_or_else(|| Fault::UnknownWord {
             what,
-            found: word.clone(),
+            found: short(word),
             allowed: allowed(),
         }),
         other => Err(Fault::WrongKind {
@@ -240,7 +356,7 @@ fn mapping_ref<'v>(what: &'static str, value: &'v Value) -> Result<&'v Map<Strin
 fn required<'v>(
     what: &'static str,
     value: Option<&'v Value>,
-    faults: &mut Vec<Fault>,
+    faults: &mut Notes<'_>,
 ) -> Option<&'v Value> {
     noted(value.ok_or(Fault::Missing(what)), faults)
 }
@@ -248,17 +364,17 @@ fn required<'v>(
 fn refuse_others(
     fields: &Map<String, Value>,
     allowed: &'static [&'static str],
-    faults: &mut Vec<Fault>,
+    faults: &mut Notes<'_>,
 ) {
     let others = fields
         .keys()
         .filter(|name| !allowed.contains(&name.as_str()));
-    faults.extend(others.map(|name| Fault::UnknownField {
-        name: name.clone(),
-        allowed,
-    }));
+    for name in others {
+        let name = short(name);
+        faults.push(Fault::UnknownField { name, allowed });
+    }
 }
 
-fn noted<T>(result: Result<T, Fault>, faults: &mut Vec<Fault>) -> Option<T> {
+fn noted<T>(result: Result<T, Fault>, faults: &mut Notes<'_>) -> Option<T> {
     result.map_err(|fault| faults.push(fault)).ok()
 }

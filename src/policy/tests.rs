@@ -114,6 +114,7 @@ fn what_the_kubelet_does_by_itself_is_left_to_it_but_annotations_are_not() {
     let able = KubeletFeatures {
         container_rules: true,
         restart_all: false,
+        exited_initialises: false,
     };
     assert_eq!(Policy::from_pod([], rules(Action::Restart), able), Ok(None));
     let all = Policy::from_pod([], rules(Action::RestartAllContainers), able);
@@ -285,6 +286,95 @@ fn all_mistakes_of_a_pod_come_in_one_line_and_a_flood_is_cut() {
     assert!(flood.ends_with("; and 32 more"), "{flood}");
 }
 
+#[test]
+fn the_largest_value_that_is_allowed_is_read_however_it_is_written() {
+    let rule = Rule {
+        action: Action::RestartAllContainers,
+        operator: Operator::NotIn,
+        values: (0..255).collect(),
+    };
+    let rules = vec![rule; MAX_RULES];
+    for text in [json(&rules), block_yaml(&rules)] {
+        assert!(policy(&[(RULES_KEY, &text)]).action("a", 255).is_some());
+    }
+}
+
+#[test]
+fn a_value_that_is_longer_than_any_that_is_allowed_is_not_read() {
+    let long = format!("[]{}", " ".repeat(64 * 1024));
+    let expected = "the value has 65538 bytes: all annotations of Reprise together may have 65536";
+    assert_eq!(
+        error(&[(RULES_KEY, &long)]),
+        format!("{RULES_KEY}: {expected}")
+    );
+    // Nor are many that are not.
+    let half = format!("[]{}", " ".repeat(40 * 1024));
+    let own = |name: char| format!("{RULES_KEY}/container.{name}");
+    let error = error(&[(&own('a'), &half), (&own('b'), &half), (&own('c'), "[]")]);
+    assert!(
+        error.starts_with(&format!("{}: the value has 40962 bytes", own('b'))),
+        "{error}"
+    );
+    assert!(!error.contains(';'), "{error}");
+}
+
+#[test]
+fn all_annotations_of_a_pod_share_one_budget() {
+    let many = format!("[{}]", vec!["1"; 6_000].join(","));
+    let own = |name: char| format!("{RULES_KEY}/container.{name}");
+    let error = error(&[(&own('a'), &many), (&own('b'), &many)]);
+    assert!(error.contains("a: the list has 6000 rules"), "{error}");
+    let problems =
+        Policy::from_annotations([(own('a').as_str(), many.as_str()), (&own('b'), &many)])
+            .unwrap_err();
+    let last = Policy::from_annotations([(own('b').as_str(), many.as_str())]).unwrap_err();
+    // Each rule that is none of them is noted, as far as they are looked at, and then that b's are too many.
+    assert_eq!(problems.problems().len() + problems.more(), 22);
+    assert_eq!(last.problems().len() + last.more(), 21);
+}
+
+#[test]
+fn a_container_with_a_name_that_none_can_have_is_refused() {
+    let name = "x".repeat(64);
+    let expected = "a container's name has 64 characters, at most 63 are allowed";
+    let key = format!("{RULES_KEY}/container.{name}");
+    assert_eq!(error(&[(&key, "what?")]), format!("{key}: {expected}"));
+    let mapping = format!("{{{name}: [{{}}]}}");
+    let place = format!("{POD}: container \"{}\"…", &name[1..]);
+    assert_eq!(error(&[(POD, &mapping)]), format!("{place}: {expected}"));
+}
+
+#[test]
+fn nothing_is_kept_of_a_flood_but_its_beginning_and_its_size() {
+    let word = "x".repeat(8000);
+    let values = vec![format!("\"{word}\""); 6].join(",");
+    let value =
+        format!("[{{{word}: 1, action: {word}, exitCodes: {{operator: In, values: [{values}]}}}}]");
+    let Err(error) = Policy::from_annotations([(RULES_KEY, value.as_str())]) else {
+        panic!("no rule")
+    };
+    for problem in error.problems() {
+        assert!(format!("{problem:?}").len() < 512, "{problem:?}");
+    }
+    let rules = format!(
+        "[{}]",
+        vec![
+            format!(
+                "{{action: x, exitCodes: {{operator: In, values: [{}]}}}}",
+                "z,".repeat(300)
+            );
+            20
+        ]
+        .join(",")
+    );
+    let Err(error) = Policy::from_annotations([(POD, rules.as_str())]) else {
+        panic!("no rules")
+    };
+    assert_eq!(error.problems().len(), 32);
+    assert_eq!(error.more(), 20 * (1 + 1 + 255) - 32);
+    assert!(error.to_string().ends_with("; and 5132 more"), "{error}");
+}
+
 /// `rules` as JSON.
 fn json(rules: &[Rule]) -> String {
     let rules = rules.iter().map(|rule| {
@@ -325,7 +415,8 @@ proptest! {
     #[test]
     fn yaml_and_json_say_the_same(rules in prop::collection::vec(any_rule(), 1..20)) {
         let (json, yaml) = (json(&rules), block_yaml(&rules));
-        let expected = Policy { plain: Some(Rules::from(rules)), ..Policy::default() };
+        let written = Written { plain: Some(Rules::from(rules)), ..Written::default() };
+        let expected = Policy { written: Arc::new(written), ..Policy::default() };
         prop_assert_eq!(policy(&[(RULES_KEY, &json)]), expected.clone());
         prop_assert_eq!(policy(&[(RULES_KEY, &yaml)]), expected);
     }

@@ -43,6 +43,7 @@ mod tests {
         let features = |restart_all| KubeletFeatures {
             container_rules: true,
             restart_all,
+            exited_initialises: false,
         };
         let name = |native| kind(Action::RestartAllContainers, native);
         assert_eq!(name(Some(features(false))), Some(ALL_CONTAINERS));

@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 use crate::ids::{ContainerName, ExitCode, PodIdentity, PodUid};
 use crate::kube::{Conditions, EventKind, Events, KubeletFeatures, PodSpec};
 use crate::policy::Action;
+use crate::text;
 
 /// What there is to say of a restart.
 #[derive(Debug, Clone)]
@@ -60,6 +61,17 @@ impl Story<'_> {
     }
 }
 
+/// Why exits of a pod's containers cannot be held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unprotected {
+    /// They were started before the plugin.
+    FromBefore,
+    /// The pod's runtime handler runs no hooks on the host.
+    NoHooks,
+    /// The runtime makes no containers with our hook.
+    HooksRefused,
+}
+
 /// Tells people. Events go to the API when it is there and are dropped when it is not: nothing waits for it.
 #[derive(Debug, Clone)]
 pub struct Reporter {
@@ -88,7 +100,7 @@ impl Reporter {
             pod = %story.pod.key, %container, exit_code = %code, restart = story.restart,
             "restarting {what} in place, {}", story.how()
         );
-        self.event(story.pod, EventKind::Normal, reason, story.cause());
+        self.event(story.pod, EventKind::Normal, reason, &story.cause());
         if !story.back_off.is_zero() {
             let seconds = story.back_off.as_secs();
             tracing::warn!(pod = %story.pod.key, restart = story.restart, seconds, "the pod restarts too often: backing off");
@@ -96,7 +108,7 @@ impl Reporter {
                 "Back-off: the pod restarts too often, nothing starts before {}",
                 story.start_at
             );
-            self.event(story.pod, EventKind::Warning, "BackOff", message);
+            self.event(story.pod, EventKind::Warning, "BackOff", &message);
         }
     }
 
@@ -138,6 +150,7 @@ impl Reporter {
         let KubeletFeatures {
             container_rules,
             restart_all,
+            ..
         } = native;
         let what = match (container_rules, restart_all) {
             (true, true) => "standing aside for all of them",
@@ -157,20 +170,24 @@ impl Reporter {
         &self,
         pod: &PodIdentity,
         containers: &BTreeSet<ContainerName>,
-        runs_hooks: bool,
+        why: Unprotected,
     ) {
         let names: Vec<&str> = containers.iter().map(ContainerName::as_str).collect();
-        let names = names.join(", ");
-        let why = if runs_hooks {
-            "they were started before the plugin. They are protected once they have restarted"
-        } else {
-            "the pod's runtime handler runs no hooks on the host"
+        let names = text::listed(&names);
+        let why = match why {
+            Unprotected::FromBefore => {
+                "they were started before the plugin. They are protected once they have restarted"
+            }
+            Unprotected::NoHooks => "the pod's runtime handler runs no hooks on the host",
+            Unprotected::HooksRefused => {
+                "the runtime did not create them with the plugin's hook, but without it (does its NRI validator have reject_oci_hook_adjustment?)"
+            }
         };
         tracing::warn!(pod = %pod.key, containers = names, "exits cannot be held: {why}");
         let message = format!(
             "Exits of {names} cannot be held, so that the kubelet may act on them before the pod is restarted (with restartPolicy Never the pod may fail): {why}"
         );
-        self.event(pod, EventKind::Warning, "NotProtected", message);
+        self.event(pod, EventKind::Warning, "NotProtected", &message);
     }
 
     /// All containers have been started again.
@@ -184,14 +201,14 @@ impl Reporter {
         let way = story.how();
         tracing::info!(pod = %story.pod.key, restart = story.restart, took_ms, "{what} again, {way}");
         let message = format!("Restarted in place in {took_ms} ms, {way}");
-        self.event(story.pod, EventKind::Normal, reason, message);
+        self.event(story.pod, EventKind::Normal, reason, &message);
     }
 
     /// The plugin itself has made and started a container, as the kubelet tells of those that it starts.
     pub fn started(&self, pod: &PodIdentity, container: &ContainerName) {
         for (reason, done) in [("Created", "created"), ("Started", "started")] {
             let message = format!("Container {container} {done} by replay");
-            self.event(pod, EventKind::Normal, reason, message);
+            self.event(pod, EventKind::Normal, reason, &message);
         }
     }
 
@@ -214,13 +231,13 @@ impl Reporter {
     /// The kubelet did not start these containers in time.
     pub fn gave_up(&self, story: &Story<'_>, took: Duration, waiting_for: &[&ContainerName]) {
         let names: Vec<&str> = waiting_for.iter().map(|name| name.as_str()).collect();
-        let names = names.join(", ");
+        let names = text::listed(&names);
         tracing::warn!(
             pod = %story.pod.key, restart = story.restart, took_ms = took.as_millis(), containers = names,
-            "gave up waiting for the kubelet to start containers; nothing keeps it from doing so"
+            "gave up: not all containers were started again; nothing keeps the kubelet from starting them"
         );
-        let message = format!("Gave up waiting for the kubelet to start {names}");
-        self.event(story.pod, EventKind::Warning, "RestartIncomplete", message);
+        let message = format!("Gave up: not started again: {names}");
+        self.event(story.pod, EventKind::Warning, "RestartIncomplete", &message);
     }
 
     /// The exits are let go without a placeholder that hides them.
@@ -231,17 +248,17 @@ impl Reporter {
             "gave up: {why}"
         );
         let message = format!("Gave up: {why}");
-        self.event(story.pod, EventKind::Warning, "RestartIncomplete", message);
+        self.event(story.pod, EventKind::Warning, "RestartIncomplete", &message);
     }
 
     /// A pod's annotations cannot be used: it runs as without the plugin.
     pub fn invalid_rules(&self, pod: &PodIdentity, error: &dyn fmt::Display) {
         tracing::warn!(pod = %pod.key, %error, "the pod's restart rules are not used");
         let message = format!("Restart rules are not used: {error}");
-        self.event(pod, EventKind::Warning, "InvalidRestartRules", message);
+        self.event(pod, EventKind::Warning, "InvalidRestartRules", &message);
     }
 
-    fn event(&self, pod: &PodIdentity, kind: EventKind, reason: &'static str, message: String) {
+    fn event(&self, pod: &PodIdentity, kind: EventKind, reason: &'static str, message: &str) {
         if let Some(events) = &self.events {
             events.publish(&pod.key, &pod.uid, kind, reason, message);
         }

@@ -63,8 +63,8 @@ impl BackOff {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct Row {
     restarts: u32,
-    /// Milliseconds since the Unix epoch.
-    over_at_ms: u64,
+    /// How long the machine had been up, in milliseconds (see [`crate::clock`]).
+    over_at_up_ms: u64,
 }
 
 /// The restarts of one pod so far, and those of its containers under action `Restart`.
@@ -75,21 +75,22 @@ pub struct Past {
 }
 
 impl Past {
-    /// How long the next restart must wait, decided at `now_ms`: of one container, or of the pod.
+    /// How long the next restart must wait, decided when the machine had been up for `up_ms`: of one container, or of the
+    /// pod.
     #[must_use]
-    pub fn wait(&self, of: Option<&ContainerName>, now_ms: u64, back_off: &BackOff) -> Duration {
-        let Some(row) = self.row(of, now_ms, back_off) else {
+    pub fn wait(&self, of: Option<&ContainerName>, up_ms: u64, back_off: &BackOff) -> Duration {
+        let Some(row) = self.row(of, up_ms, back_off) else {
             return Duration::ZERO;
         };
-        back_off.gap(row.restarts).saturating_sub(row.age(now_ms))
+        back_off.gap(row.restarts).saturating_sub(row.age(up_ms))
     }
 
-    /// Takes note of a restart that begins at `now_ms`.
-    pub fn begun(&mut self, of: Option<&ContainerName>, now_ms: u64, back_off: &BackOff) {
-        let before = self.row(of, now_ms, back_off).map_or(0, |row| row.restarts);
+    /// Takes note of a restart that begins at `up_ms`.
+    pub fn begun(&mut self, of: Option<&ContainerName>, up_ms: u64, back_off: &BackOff) {
+        let before = self.row(of, up_ms, back_off).map_or(0, |row| row.restarts);
         let row = Row {
             restarts: before.saturating_add(1),
-            over_at_ms: now_ms,
+            over_at_up_ms: up_ms,
         };
         match of {
             Some(name) => drop(self.containers.insert(name.clone(), row)),
@@ -98,29 +99,29 @@ impl Past {
     }
 
     /// The restart that begun last is over.
-    pub fn over(&mut self, of: Option<&ContainerName>, now_ms: u64) {
+    pub fn over(&mut self, of: Option<&ContainerName>, up_ms: u64) {
         let row = match of {
             Some(name) => self.containers.get_mut(name),
             None => self.pod.as_mut(),
         };
         if let Some(row) = row {
-            row.over_at_ms = now_ms;
+            row.over_at_up_ms = up_ms;
         }
     }
 
-    fn row(&self, of: Option<&ContainerName>, now_ms: u64, back_off: &BackOff) -> Option<Row> {
+    fn row(&self, of: Option<&ContainerName>, up_ms: u64, back_off: &BackOff) -> Option<Row> {
         let row = match of {
             Some(name) => self.containers.get(name).copied(),
             None => self.pod,
         };
-        row.filter(|row| row.age(now_ms) < back_off.forgotten_after)
+        row.filter(|row| row.age(up_ms) < back_off.forgotten_after)
     }
 }
 
 impl Row {
-    /// Zero if the clock was set back: a wait too long is better than a loop.
-    fn age(&self, now_ms: u64) -> Duration {
-        Duration::from_millis(now_ms.saturating_sub(self.over_at_ms))
+    /// Zero if that is yet to come, which only a file can say that is none of ours: a wait too long is better than a loop.
+    fn age(&self, up_ms: u64) -> Duration {
+        Duration::from_millis(up_ms.saturating_sub(self.over_at_up_ms))
     }
 }
 

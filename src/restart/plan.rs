@@ -151,8 +151,10 @@ pub struct Plan {
     pub ordered: bool,
     /// How long a container may take to stop, in milliseconds; 0 kills at once.
     pub grace_ms: u64,
-    /// When it was decided: milliseconds since the Unix epoch.
+    /// When it was decided, for people: milliseconds since the Unix epoch.
     pub decided_at_ms: u64,
+    /// The same, for what is measured: how long the machine had been up, in milliseconds (see [`crate::clock`]).
+    pub decided_up_ms: u64,
     /// How long after that no container may start: the pod restarts too often. In milliseconds.
     pub back_off_ms: u64,
     /// How often it has begun anew because containers were started behind its back.
@@ -184,14 +186,18 @@ pub struct Circumstances {
     pub keep_completed: bool,
     /// How long a container may take to stop, in milliseconds.
     pub grace_ms: u64,
-    /// Milliseconds since the Unix epoch.
+    /// When it is decided, for people: milliseconds since the Unix epoch.
     pub decided_at_ms: u64,
+    /// The same, for what is measured: how long the machine has been up, in milliseconds.
+    pub decided_up_ms: u64,
     /// How long after that no container may start, in milliseconds.
     pub back_off_ms: u64,
     /// How often the restart has begun anew.
     pub again: u8,
     /// Whether init containers were replayed of which the kubelet does not know.
     pub replayed_inits: bool,
+    /// Whether the kubelet runs no init container while a regular one is there, an exited one as well.
+    pub exited_initialises: bool,
 }
 
 impl Circumstances {
@@ -204,15 +210,10 @@ impl Circumstances {
         }
     }
 
-    fn kubelet_restarts_trigger(&self) -> bool {
-        let trigger = member_of(&self.containers, &self.trigger.name);
-        trigger.is_some_and(|trigger| trigger.is_restarted_after(self.trigger.code))
-    }
-
     /// The plan for `RestartAllContainers` and `RestartPod` (KEP-5532, "Restart Phases").
     #[must_use]
     pub fn restart_all(mut self) -> Plan {
-        if self.keep_completed {
+        if self.keep_completed && !self.needs_none_left() {
             let trigger = self.trigger.name.clone();
             self.containers.retain(|member| {
                 member.name == trigger
@@ -231,7 +232,7 @@ impl Circumstances {
 
     /// The plan for `Restart` (KEP-5307); `None` where the kubelet restarts that container by itself.
     fn restart_one(mut self) -> Option<Plan> {
-        if self.kubelet_restarts_trigger() {
+        if kubelet_restarts(&self.containers, &self.trigger) {
             return None;
         }
         let trigger = self.trigger.name.clone();
@@ -243,24 +244,33 @@ impl Circumstances {
         Some(self.into_plan(Way::Shielded))
     }
 
+    /// Whether the kubelet must find no regular container to start the others in order: sidecars it starts by itself, but
+    /// without waiting for their startup probes.
+    fn needs_none_left(&self) -> bool {
+        let in_order = |it: &Member| match it.kind {
+            ContainerKind::Init => true,
+            ContainerKind::Sidecar => it.startup_probe,
+            ContainerKind::Regular => false,
+        };
+        self.exited_initialises && self.containers.iter().any(in_order)
+    }
+
     fn way(&self) -> Way {
         let members = &self.containers;
-        let mut regulars = members
+        let regular_runs = members
             .iter()
-            .filter(|member| member.kind == ContainerKind::Regular);
-        let regular_runs = regulars.clone().any(Member::was_running);
+            .any(|member| member.kind == ContainerKind::Regular && member.was_running());
         let trigger = member_of(members, &self.trigger.name);
         let trigger_is_regular =
             trigger.is_some_and(|member| member.kind == ContainerKind::Regular);
-        let kubelet_restarts_all = self.kubelet_restarts_trigger()
-            && regulars.all(|member| member.restart_policy != RestartPolicy::Never);
         let plain = start_at_once(members);
         match self.restart_policy {
             None => Way::Cleared,
             // The release of a regular container's exit is what wakes the kubelet; without one to release,
             // nothing tells it that the init containers are gone.
             _ if !regular_runs && !trigger_is_regular => Way::Cleared,
-            Some(_) if kubelet_restarts_all => Way::Kept,
+            Some(_) if self.needs_none_left() => Way::Cleared,
+            Some(_) if kubelet_restarts_all(members, &self.trigger) => Way::Kept,
             Some(_) if plain => Way::Shielded,
             Some(_) => Way::Cleared,
         }
@@ -281,6 +291,7 @@ impl Circumstances {
             members: self.containers,
             grace_ms: self.grace_ms,
             decided_at_ms: self.decided_at_ms,
+            decided_up_ms: self.decided_up_ms,
             back_off_ms: self.back_off_ms,
             again: self.again,
             replayed_inits: self.replayed_inits,
@@ -294,6 +305,18 @@ pub fn start_at_once<'m>(members: impl IntoIterator<Item = &'m Member>) -> bool 
     members.all(|member| member.kind == ContainerKind::Regular)
 }
 
+fn kubelet_restarts(members: &[Member], trigger: &Trigger) -> bool {
+    let member = member_of(members, &trigger.name);
+    member.is_some_and(|member| member.is_restarted_after(trigger.code))
+}
+
+fn kubelet_restarts_all(members: &[Member], trigger: &Trigger) -> bool {
+    let never = |it: &Member| {
+        it.kind == ContainerKind::Regular && it.restart_policy == RestartPolicy::Never
+    };
+    kubelet_restarts(members, trigger) && !members.iter().any(never)
+}
+
 fn member_of<'m>(members: &'m [Member], name: &ContainerName) -> Option<&'m Member> {
     members.iter().find(|member| member.name == *name)
 }
@@ -303,6 +326,15 @@ impl Plan {
     #[must_use]
     pub fn member(&self, name: &ContainerName) -> Option<&Member> {
         member_of(&self.members, name)
+    }
+
+    /// Whether that container was there when the restart was decided.
+    #[must_use]
+    pub fn knew(&self, id: &ContainerId) -> bool {
+        self.members.iter().any(|member| {
+            let old = member.old.as_ref().is_some_and(|old| old.id == *id);
+            old || member.older.contains(id)
+        })
     }
 
     /// Whether all containers of the pod take part.
@@ -315,6 +347,12 @@ impl Plan {
     #[must_use]
     pub fn starts_at_once(&self) -> bool {
         start_at_once(&self.members)
+    }
+
+    /// Whether the kubelet starts all regular containers again by itself when it sees them exited.
+    #[must_use]
+    pub fn is_by_policy(&self) -> bool {
+        kubelet_restarts_all(&self.members, &self.trigger)
     }
 
     /// How long after the decision no container may start.
@@ -466,9 +504,11 @@ pub(crate) mod tests {
             keep_completed: false,
             grace_ms: 0,
             decided_at_ms: 1,
+            decided_up_ms: 1,
             back_off_ms: 0,
             again: 0,
             replayed_inits: false,
+            exited_initialises: false,
         }
     }
 
@@ -504,6 +544,22 @@ pub(crate) mod tests {
             assert_eq!(plan.way, Way::Kept);
             assert_eq!(shields(&plan), [("i", 0), ("s", 0), ("a", 0)]);
         }
+    }
+
+    #[test]
+    fn where_an_exited_container_initialises_a_pod_none_stays_before_init_containers() {
+        let way = |shape: Shape<'_>, probe| {
+            let mut newer = circumstances(Some(RestartPolicy::Always), shape, "a", 42);
+            newer.exited_initialises = true;
+            newer.containers[0].startup_probe = probe;
+            newer.restart_all().way
+        };
+        let with_init: Shape<'_> = &[("i", Init, DONE), ("a", Regular, RUNS)];
+        let with_sidecar: Shape<'_> = &[("s", Sidecar, RUNS), ("a", Regular, RUNS)];
+        assert_eq!(way(with_init, false), Way::Cleared);
+        assert_eq!(way(with_sidecar, false), Way::Kept);
+        assert_eq!(way(with_sidecar, true), Way::Cleared);
+        assert_eq!(way(&[("a", Regular, RUNS)], true), Way::Kept);
     }
 
     #[test]
@@ -549,6 +605,10 @@ pub(crate) mod tests {
         assert_eq!(shields(&kept.restart_all()), [("i", 0), ("a", 2)]);
         let all = circumstances(Some(RestartPolicy::Never), shape, "a", 42).restart_all();
         assert_eq!(shields(&all), [("i", 0), ("a", 2), ("b", 0)]);
+        // One that stays would keep the kubelet from running init containers.
+        let mut newer = circumstances(Some(RestartPolicy::Never), shape, "a", 42);
+        (newer.keep_completed, newer.exited_initialises) = (true, true);
+        assert_eq!(shields(&newer.restart_all()), shields(&all));
     }
 
     #[test]

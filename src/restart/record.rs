@@ -4,14 +4,16 @@ use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::back_off::Past;
+use super::disk::{Disk, Kind};
 use super::machine::Phase;
 use super::plan::Plan;
-use crate::exit_hold::private_dir;
+use crate::dirs::{self, DirError};
 use crate::ids::SandboxId;
 
 /// One restart under way.
@@ -23,9 +25,17 @@ pub struct Record {
     pub plan: Plan,
 }
 
-/// Where the records are.
+/// The records. They are written by a thread of their own, and whoever writes waits a second for it at the most. One
+/// line says that it does not work, and one when it works again: restarts go on without.
 #[derive(Debug, Clone)]
 pub struct Records {
+    files: Arc<Files>,
+    disk: Disk,
+}
+
+/// Where the records are.
+#[derive(Debug)]
+struct Files {
     /// Outlives the plugin: `<state-dir>/restarts/<sandbox>.json`.
     restarts: PathBuf,
     /// The same: `<state-dir>/back-off/<sandbox>.json`.
@@ -40,15 +50,22 @@ pub struct Records {
 pub struct RecordsError {
     path: PathBuf,
     flag: &'static str,
-    source: io::Error,
+    source: DirError,
 }
 
 impl Records {
-    /// Prepares both directories, for root alone.
+    /// Prepares both directories. Fails only for what somebody has to change: a disk that cannot be written to may be
+    /// mended while the plugin runs.
     pub fn open(state_dir: &Path, run_dir: &Path) -> Result<Self, RecordsError> {
         let restarts = state_dir.join("restarts");
         let pasts = state_dir.join("back-off");
         let markers = run_dir.join("held");
+        let no_thread = |source: io::Error| RecordsError {
+            path: state_dir.to_owned(),
+            flag: "--state-dir",
+            source: source.into(),
+        };
+        let disk = Disk::start().map_err(no_thread)?;
         for (dir, flag) in [
             (state_dir, "--state-dir"),
             (&restarts, "--state-dir"),
@@ -56,46 +73,111 @@ impl Records {
             (run_dir, "--run-dir"),
             (&markers, "--run-dir"),
         ] {
-            private_dir(dir).map_err(|source| RecordsError {
-                path: dir.to_owned(),
-                flag,
-                source,
-            })?;
+            match dirs::private(dir) {
+                Ok(()) => {}
+                Err(DirError::Io(error)) if flag == "--state-dir" => {
+                    let why = format!("{}: {error}", dir.display());
+                    disk.trouble().begins(&why);
+                }
+                Err(source) => {
+                    return Err(RecordsError {
+                        path: dir.to_owned(),
+                        flag,
+                        source,
+                    });
+                }
+            }
         }
-        Ok(Self {
+        let files = Files {
             restarts,
             pasts,
             markers,
+        };
+        Ok(Self {
+            files: Arc::new(files),
+            disk,
         })
     }
 
     /// The file that tells the hooks of a pod that its exits are held (see `exit_hold::hook`).
     #[must_use]
     pub fn marker(&self, sandbox: &SandboxId) -> PathBuf {
-        self.markers.join(sandbox.as_str())
+        self.files.marker(sandbox)
     }
 
     /// Writes the record, whole or not at all. It need not survive a power cut: then no container does.
-    pub fn save(&self, record: &Record) -> io::Result<()> {
-        let sandbox = &record.plan.pod.sandbox;
-        if record.phase.is_holding(record.plan.way) {
-            fs::write(self.marker(sandbox), "")?;
-        } else {
-            self.unmark(sandbox)?;
-        }
-        write_whole(&self.path(sandbox), record)
+    pub async fn save(&self, record: Record) {
+        let files = Arc::clone(&self.files);
+        let save = move || files.save(&record);
+        self.disk.perform(Kind::Write, save).await;
     }
 
     /// Writes down how often a pod has restarted.
-    pub fn save_past(&self, sandbox: &SandboxId, past: &Past) -> io::Result<()> {
-        write_whole(&self.past_path(sandbox), past)
+    pub async fn save_past(&self, sandbox: SandboxId, past: Past) {
+        let files = Arc::clone(&self.files);
+        let save = move || write_whole(&files.past_path(&sandbox), &past);
+        self.disk.perform(Kind::Write, save).await;
+    }
+
+    /// Forgets the restart of that sandbox.
+    pub async fn forget(&self, sandbox: SandboxId) {
+        let files = Arc::clone(&self.files);
+        let forget = move || files.forget(&sandbox);
+        self.disk.perform(Kind::Remove, forget).await;
+    }
+
+    /// Forgets how often pods have restarted whose sandboxes are not among `there`.
+    pub async fn forget_pasts(&self, there: HashSet<SandboxId>) {
+        let files = Arc::clone(&self.files);
+        let forget = move || files.forget_pasts(&there);
+        self.disk.perform(Kind::Remove, forget).await;
+    }
+
+    /// What a predecessor left. A record that cannot be read is dropped with a warning: better a restart that
+    /// ends half-way than a plugin that does not start.
+    #[must_use]
+    pub fn load(&self) -> Vec<Record> {
+        let loaded = self.files.load();
+        self.or_nothing(loaded)
     }
 
     /// How often each pod has restarted. What cannot be read has never been: better a restart too early than none.
-    pub fn pasts(&self) -> io::Result<HashMap<SandboxId, Past>> {
+    #[must_use]
+    pub fn pasts(&self) -> HashMap<SandboxId, Past> {
+        let pasts = self.files.pasts();
+        self.or_nothing(pasts)
+    }
+
+    /// From a place that cannot be read.
+    fn or_nothing<T: Default>(&self, result: io::Result<T>) -> T {
+        result.unwrap_or_else(|error| {
+            self.disk.trouble().begins(&error.to_string());
+            T::default()
+        })
+    }
+}
+
+impl Files {
+    fn marker(&self, sandbox: &SandboxId) -> PathBuf {
+        self.markers.join(sandbox.as_str())
+    }
+
+    /// One without the other is better than neither: the hooks go by the marker, a successor by the record.
+    fn save(&self, record: &Record) -> io::Result<()> {
+        let sandbox = &record.plan.pod.sandbox;
+        let marked = if record.phase.is_holding(record.plan.way) {
+            dirs::within(&self.markers, || fs::write(self.marker(sandbox), ""))
+        } else {
+            self.unmark(sandbox)
+        };
+        write_whole(&self.path(sandbox), record)?;
+        marked
+    }
+
+    fn pasts(&self) -> io::Result<HashMap<SandboxId, Past>> {
         let mut pasts = HashMap::new();
-        for entry in fs::read_dir(&self.pasts)? {
-            let path = entry?.path();
+        for path in json_files(&self.pasts)? {
+            let path = path?;
             let name = path.file_stem().and_then(|name| name.to_str());
             let Some(sandbox) = name.map(SandboxId::from) else {
                 continue;
@@ -110,10 +192,9 @@ impl Records {
         Ok(pasts)
     }
 
-    /// Forgets how often pods have restarted whose sandboxes are not among `there`.
-    pub fn forget_pasts(&self, there: &HashSet<SandboxId>) -> io::Result<()> {
-        for entry in fs::read_dir(&self.pasts)? {
-            let path = entry?.path();
+    fn forget_pasts(&self, there: &HashSet<SandboxId>) -> io::Result<()> {
+        for path in json_files(&self.pasts)? {
+            let path = path?;
             let name = path.file_stem().and_then(|name| name.to_str());
             if !name.is_some_and(|name| there.contains(&SandboxId::from(name))) {
                 ignore_missing(fs::remove_file(&path))?;
@@ -126,26 +207,27 @@ impl Records {
         ignore_missing(fs::remove_file(self.marker(sandbox)))
     }
 
-    /// Forgets the restart of that sandbox.
-    pub fn forget(&self, sandbox: &SandboxId) -> io::Result<()> {
-        self.unmark(sandbox)?;
-        ignore_missing(fs::remove_file(self.path(sandbox)))
+    fn forget(&self, sandbox: &SandboxId) -> io::Result<()> {
+        let unmarked = self.unmark(sandbox);
+        ignore_missing(fs::remove_file(self.path(sandbox)))?;
+        unmarked
     }
 
-    /// What a predecessor left. A record that cannot be read is dropped with a warning: better a restart that
-    /// ends half-way than a plugin that does not start.
-    pub fn load(&self) -> io::Result<Vec<Record>> {
+    fn load(&self) -> io::Result<Vec<Record>> {
         let mut records = Vec::new();
-        for entry in fs::read_dir(&self.restarts)? {
-            let path = entry?.path();
-            if path.extension().is_none_or(|extension| extension != "json") {
-                continue;
-            }
-            match read(&path) {
-                Ok(record) => records.push(record),
-                Err(error) => {
-                    tracing::warn!(path = %path.display(), %error, "dropped the record of a restart that cannot be read");
-                    ignore_missing(fs::remove_file(&path))?;
+        for path in json_files(&self.restarts)? {
+            let path = path?;
+            match read::<Record>(&path) {
+                // What becomes of it is written to the place that it names.
+                Ok(record) if self.path(&record.plan.pod.sandbox) == path => records.push(record),
+                read => {
+                    let error = read.err().map_or_else(
+                        || "it is another sandbox's".to_owned(),
+                        |error| error.to_string(),
+                    );
+                    tracing::warn!(path = %path.display(), error, "dropped the record of a restart that cannot be read");
+                    // Where that does not work either, it is dropped again the next time.
+                    let _ = fs::remove_file(&path);
                 }
             }
         }
@@ -161,10 +243,32 @@ impl Records {
     }
 }
 
+/// What was there before is worse than nothing: it says that a restart is not as far as it is.
 fn write_whole(path: &Path, value: &impl Serialize) -> io::Result<()> {
+    let text = serde_json::to_vec(value)?;
     let new = path.with_extension("new");
-    fs::write(&new, serde_json::to_vec(value)?)?;
-    fs::rename(new, path)
+    let write = || fs::write(&new, &text).and_then(|()| fs::rename(&new, path));
+    let written = dirs::within(path.parent().unwrap_or(path), write);
+    if written.is_err() {
+        for stale in [path, &new] {
+            // Where that is not possible either, nothing else is.
+            let _ = fs::remove_file(stale);
+        }
+    }
+    written
+}
+
+/// A directory that is not there has none.
+fn json_files(dir: &Path) -> io::Result<impl Iterator<Item = io::Result<PathBuf>>> {
+    let entries = match fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        entries => Some(entries?),
+    };
+    let paths = entries.into_iter().flatten().map(|entry| Ok(entry?.path()));
+    Ok(paths.filter(|path| {
+        let path = path.as_ref();
+        path.is_ok_and(|path| path.extension().is_some_and(|it| it == "json"))
+    }))
 }
 
 fn read<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
@@ -180,63 +284,230 @@ fn ignore_missing(result: io::Result<()>) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::process::Command;
     use std::time::Duration;
 
     use super::super::back_off::BackOff;
     use super::super::plan::tests::plan;
     use super::*;
 
-    #[test]
-    fn what_was_saved_is_loaded_and_forgotten() {
-        let dir = tempfile::tempdir().unwrap();
-        let records = Records::open(&dir.path().join("state"), &dir.path().join("run")).unwrap();
-        let record = Record {
-            phase: Phase::Down,
-            plan: plan(),
-        };
-        records.save(&record).unwrap();
-        assert_eq!(records.load().unwrap(), vec![record.clone()]);
-        assert!(records.marker(&record.plan.pod.sandbox).exists());
-        let record = Record {
-            phase: Phase::Up,
-            ..record
-        };
-        records.save(&record).unwrap();
-        assert!(!records.marker(&record.plan.pod.sandbox).exists());
-        records.forget(&record.plan.pod.sandbox).unwrap();
-        records.forget(&record.plan.pod.sandbox).unwrap();
-        assert!(records.load().unwrap().is_empty());
+    struct Place {
+        dir: tempfile::TempDir,
+        records: Records,
     }
 
-    #[test]
-    fn how_often_a_pod_has_restarted_is_kept_for_as_long_as_its_sandbox() {
-        let dir = tempfile::tempdir().unwrap();
-        let records = Records::open(&dir.path().join("state"), &dir.path().join("run")).unwrap();
-        let sandbox = SandboxId::from("s1");
+    impl Place {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let records = Records::open(&dir.path().join("state"), &dir.path().join("run"));
+            Self {
+                records: records.unwrap(),
+                dir,
+            }
+        }
+
+        fn state(&self, file: &str) -> PathBuf {
+            self.dir.path().join("state").join(file)
+        }
+
+        fn marker(&self) -> PathBuf {
+            self.records.marker(&plan().pod.sandbox)
+        }
+    }
+
+    fn record(phase: Phase) -> Record {
+        Record {
+            phase,
+            plan: plan(),
+        }
+    }
+
+    async fn until(condition: impl Fn() -> bool) {
+        let waiting = async {
+            while !condition() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let waited = tokio::time::timeout(Duration::from_secs(20), waiting).await;
+        waited.expect("it comes to pass");
+    }
+
+    fn past() -> Past {
         let mut past = Past::default();
         let day = Duration::from_hours(24);
         past.begun(None, 5, &BackOff::try_new(day, day, day).unwrap());
-        records.save_past(&sandbox, &past).unwrap();
-        records.forget_pasts(&[sandbox.clone()].into()).unwrap();
-        fs::write(dir.path().join("state/back-off/s2.json"), "{").unwrap();
-        assert_eq!(records.pasts().unwrap(), [(sandbox, past)].into());
-        records.forget_pasts(&HashSet::new()).unwrap();
-        assert!(records.pasts().unwrap().is_empty());
+        past
+    }
+
+    #[test]
+    fn a_record_that_names_another_place_is_dropped() {
+        let place = Place::new();
+        let mut record = record(Phase::Down);
+        for sandbox in ["../../outside", "s2"] {
+            record.plan.pod.sandbox = sandbox.into();
+            fs::write(
+                place.state("restarts/s1.json"),
+                serde_json::to_vec(&record).unwrap(),
+            )
+            .unwrap();
+            assert!(place.records.load().is_empty(), "{sandbox}");
+            assert!(!place.state("restarts/s1.json").exists());
+        }
+    }
+
+    #[tokio::test]
+    async fn what_was_saved_is_loaded_and_forgotten() {
+        let place = Place::new();
+        let records = &place.records;
+        records.save(record(Phase::Down)).await;
+        assert_eq!(records.load(), vec![record(Phase::Down)]);
+        assert!(place.marker().exists());
+        records.save(record(Phase::Up)).await;
+        assert_eq!(records.load(), vec![record(Phase::Up)]);
+        assert!(!place.marker().exists());
+        for _ in 0..2 {
+            records.forget(plan().pod.sandbox).await;
+        }
+        assert!(records.load().is_empty());
+    }
+
+    #[tokio::test]
+    async fn how_often_a_pod_has_restarted_is_kept_for_as_long_as_its_sandbox() {
+        let place = Place::new();
+        let records = &place.records;
+        let sandbox = SandboxId::from("s1");
+        records.save_past(sandbox.clone(), past()).await;
+        records.forget_pasts([sandbox.clone()].into()).await;
+        fs::write(place.state("back-off/s2.json"), "{").unwrap();
+        assert_eq!(records.pasts(), [(sandbox, past())].into());
+        records.forget_pasts(HashSet::new()).await;
+        assert!(records.pasts().is_empty());
     }
 
     #[test]
     fn a_record_that_cannot_be_read_is_dropped() {
-        let dir = tempfile::tempdir().unwrap();
-        let records = Records::open(&dir.path().join("state"), &dir.path().join("run")).unwrap();
-        let path = dir.path().join("state/restarts/s1.json");
+        let place = Place::new();
+        let path = place.state("restarts/s1.json");
         fs::write(&path, "{").unwrap();
-        assert!(records.load().unwrap().is_empty());
+        assert!(place.records.load().is_empty());
         assert!(!path.exists());
     }
 
+    #[tokio::test]
+    async fn a_marker_that_cannot_be_written_does_not_lose_the_record() {
+        let place = Place::new();
+        let markers = place.marker().parent().unwrap().to_owned();
+        fs::remove_dir(&markers).unwrap();
+        fs::write(&markers, "").unwrap();
+        place.records.save(record(Phase::Down)).await;
+        assert_eq!(place.records.load(), vec![record(Phase::Down)]);
+        assert!(place.records.disk.trouble().is_there());
+        // Nobody waits for a disk in trouble.
+        place.records.forget(plan().pod.sandbox).await;
+        until(|| place.records.load().is_empty()).await;
+    }
+
+    #[tokio::test]
+    async fn directories_that_were_cleared_are_made_again() {
+        let place = Place::new();
+        for dir in ["state", "run"] {
+            fs::remove_dir_all(place.dir.path().join(dir)).unwrap();
+        }
+        assert!(place.records.load().is_empty() && place.records.pasts().is_empty());
+        place.records.save(record(Phase::Down)).await;
+        place.records.save_past("s1".into(), past()).await;
+        assert_eq!(place.records.load(), vec![record(Phase::Down)]);
+        assert!(place.marker().exists());
+        assert_eq!(place.records.pasts().len(), 1);
+        assert!(!place.records.disk.trouble().is_there());
+    }
+
     #[test]
-    fn a_place_that_cannot_be_written_names_the_flag() {
-        let error = Records::open(Path::new("/proc/x"), Path::new("/proc/y")).unwrap_err();
+    fn a_run_directory_that_cannot_be_used_names_the_flag() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("state");
+        let error = Records::open(&state, Path::new("/proc/y")).unwrap_err();
+        assert!(error.to_string().contains("--run-dir"), "{error}");
+        // Others could put records there.
+        let shared = dir.path().join("shared");
+        fs::create_dir(&shared).unwrap();
+        fs::set_permissions(&shared, fs::Permissions::from_mode(0o777)).unwrap();
+        let error = Records::open(&shared, &dir.path().join("run")).unwrap_err();
         assert!(error.to_string().contains("--state-dir"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_state_directory_that_cannot_be_made_is_done_without() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = Records::open(Path::new("/proc/x"), &dir.path().join("run")).unwrap();
+        assert!(records.disk.trouble().is_there());
+        records.save(record(Phase::Down)).await;
+        assert!(records.load().is_empty());
+    }
+
+    /// A file system of a few KiB, where there is root to mount it.
+    struct Small(tempfile::TempDir);
+
+    impl Small {
+        fn mount() -> Option<Self> {
+            let dir = tempfile::tempdir().unwrap();
+            let small = ["-t", "tmpfs", "-o", "size=16k,mode=700", "tmpfs"];
+            let mount = Command::new("mount").args(small).arg(dir.path()).status();
+            if !mount.is_ok_and(|status| status.success()) {
+                println!("skipped: nothing can be mounted here");
+                return None;
+            }
+            Some(Self(dir))
+        }
+
+        fn remount(&self, how: &str) {
+            let options = format!("remount,{how}");
+            let mut mount = Command::new("mount");
+            let remounted = mount.args(["-o", &options]).arg(self.0.path()).status();
+            assert!(remounted.unwrap().success());
+        }
+    }
+
+    impl Drop for Small {
+        fn drop(&mut self) {
+            let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_full_disk_keeps_no_record_rather_than_one_that_is_not_true() {
+        let Some(small) = Small::mount() else { return };
+        let run = tempfile::tempdir().unwrap();
+        let records = Records::open(small.0.path(), run.path()).unwrap();
+        records.save(record(Phase::Down)).await;
+        assert_eq!(records.load().len(), 1);
+        // It fails when all is taken.
+        let _ = fs::write(small.0.path().join("full"), vec![0; 1 << 20]);
+        records.save(record(Phase::Up)).await;
+        assert!(records.disk.trouble().is_there());
+        assert!(records.load().is_empty());
+        records.forget(plan().pod.sandbox).await;
+        assert!(records.disk.trouble().is_there());
+        fs::remove_file(small.0.path().join("full")).unwrap();
+        records.save(record(Phase::Up)).await;
+        until(|| records.load() == [record(Phase::Up)]).await;
+        until(|| !records.disk.trouble().is_there()).await;
+    }
+
+    #[tokio::test]
+    async fn a_disk_that_turns_read_only_ends_nothing() {
+        let Some(small) = Small::mount() else { return };
+        let run = tempfile::tempdir().unwrap();
+        let records = Records::open(small.0.path(), run.path()).unwrap();
+        fs::write(small.0.path().join("restarts/s1.json"), "{").unwrap();
+        small.remount("ro");
+        records.save(record(Phase::Down)).await;
+        assert!(records.disk.trouble().is_there());
+        assert!(records.load().is_empty() && records.pasts().is_empty());
+        // The hooks are told all the same.
+        assert!(records.marker(&plan().pod.sandbox).exists());
+        let records = Records::open(small.0.path(), run.path()).unwrap();
+        assert!(records.load().is_empty());
     }
 }

@@ -3,16 +3,20 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
+
+use prost::Message;
 
 use super::plan::{Member, start_at_once};
 use crate::cri::{ContainerConfig, ContainerStatus, LinuxContainerResources, Recovered};
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::{ContainerKind, PodSpec, StartDuty};
+use crate::node::RESTART_COUNT;
 use crate::policy::Start;
+use crate::text;
 
-/// The kubelet's annotation with the number of restarts (`pkg/kubelet/kuberuntime/labels.go`).
-const RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
 /// The kubelet's annotation with the path of the termination message in the container.
 const TERMINATION_MESSAGE_PATH: &str = "io.kubernetes.container.terminationMessagePath";
 /// The kubelet's label with the pod's UID (`pkg/kubelet/types/labels.go`).
@@ -21,6 +25,10 @@ const POD_UID: &str = "io.kubernetes.pod.uid";
 const LOG_LINKS: &str = "/var/log/containers";
 /// The longest name of a file (`ext4MaxFileNameLen`, the same file).
 const LONGEST_NAME: usize = 255;
+/// Of more containers too many may not have been made when the hold ends.
+const MOST_CONTAINERS: usize = 32;
+/// Until they are made, configurations take up to ten times as much memory as they have bytes.
+const MOST_BYTES: usize = 1024 * 1024;
 /// While exits are held, the kubelet takes dead containers for living ones, and the hold ends: init containers that
 /// took longer last time are left to it.
 const INITS_LIMIT: Duration = Duration::from_millis(2500);
@@ -38,6 +46,10 @@ pub enum Obstacle {
     GracePeriod,
     /// The runtime does not ask before it creates a container.
     NoGate,
+    /// The pod has that many containers.
+    Many(usize),
+    /// What its containers were made from has more than [`MOST_BYTES`].
+    Large,
     /// Too many other pods are replayed.
     Busy,
     /// The exit of this container cannot be held.
@@ -69,6 +81,12 @@ impl fmt::Display for Obstacle {
             Self::BackOff => write!(f, "a back-off is due"),
             Self::GracePeriod => write!(f, "the containers have time to stop"),
             Self::NoGate => write!(f, "no connection to NRI"),
+            Self::Many(count) => write!(f, "{count} containers are too many"),
+            Self::Large => write!(
+                f,
+                "what its containers were made from has more than {} KiB",
+                MOST_BYTES / 1024
+            ),
             Self::Busy => write!(f, "many pods restart at once"),
             Self::NotHeld(name) => write!(f, "the exit of {name} cannot be held"),
             Self::NeverCreated(name) => write!(f, "{name} was not created yet"),
@@ -76,11 +94,8 @@ impl fmt::Display for Obstacle {
             Self::Duty(name, duty) => write!(f, "{name} has {duty}"),
             Self::NotTold(what) => write!(f, "the runtime does not tell what {what} was made from"),
             Self::Lost(what, lost) => {
-                write!(
-                    f,
-                    "not all that {what} was made from is known: {}",
-                    lost.join(", ")
-                )
+                let lost = text::listed(lost);
+                write!(f, "not all that {what} was made from is known: {lost}")
             }
             Self::Resized(name) => write!(f, "{name} was resized"),
             Self::SlowInits(took) => {
@@ -104,6 +119,9 @@ pub fn obstacle(start: Start, spec: Option<&PodSpec>, members: &[&Member]) -> Op
     let Some(spec) = spec else {
         return Some(Obstacle::NoSpec);
     };
+    if members.len() > MOST_CONTAINERS {
+        return Some(Obstacle::Many(members.len()));
+    }
     let duty = |member: &Member| {
         let mut containers = spec.containers.iter();
         let duties = &containers.find(|it| it.name == member.name)?.duties;
@@ -150,6 +168,26 @@ pub fn inits_are_quick<'a>(
         return Err(Obstacle::SlowInits(took));
     }
     Ok(())
+}
+
+/// How much room there still is for what a pod's containers were made from.
+#[derive(Debug)]
+pub struct Room(AtomicUsize);
+
+impl Default for Room {
+    fn default() -> Self {
+        Self(AtomicUsize::new(MOST_BYTES))
+    }
+}
+
+impl Room {
+    /// Takes room for one more.
+    pub fn take(&self, config: &ContainerConfig) -> Result<(), Obstacle> {
+        let bytes = config.encoded_len();
+        let less = |room: usize| room.checked_sub(bytes);
+        let taken = self.0.fetch_update(Relaxed, Relaxed, less);
+        taken.map(drop).map_err(|_| Obstacle::Large)
+    }
 }
 
 /// All of what a container or a sandbox was made from.
@@ -292,6 +330,17 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_pod_has_room_for_configurations_of_a_mebibyte() {
+        let mut large = sample();
+        large.args = vec!["x".repeat(MOST_BYTES / 3)];
+        let room = Room::default();
+        room.take(&large).unwrap();
+        room.take(&large).unwrap();
+        assert_eq!(room.take(&large), Err(Obstacle::Large));
+        room.take(&sample()).unwrap();
+    }
+
     /// The paths of what differs.
     fn differences(a: &Value, b: &Value, path: &str, found: &mut BTreeSet<String>) {
         match (a, b) {
@@ -427,7 +476,7 @@ mod tests {
                 "metadata": {"name": "p", "namespace": "n", "uid": "u"},
                 "spec": {"containers": [container]},
             });
-            PodSpec::from_pod(&serde_json::from_value(pod).unwrap()).unwrap()
+            PodSpec::from_pod(&serde_json::from_value(pod).unwrap(), "n").unwrap()
         };
         let app = member("app", ContainerKind::Regular);
         let why = |start, part: Value, member: &Member| {
@@ -471,6 +520,10 @@ mod tests {
             why(Start::Auto, json!({}), &bare).unwrap(),
             "the exit of app cannot be held"
         );
+        let spec = pod(json!({}));
+        let of = |count| obstacle(Start::Replay, Some(&spec), &vec![&app; count]);
+        assert_eq!(of(32), None);
+        assert_eq!(of(33), Some(Obstacle::Many(33)));
         let absent = Member { old: None, ..app };
         assert_eq!(
             why(Start::Auto, json!({}), &absent).unwrap(),
@@ -481,7 +534,7 @@ mod tests {
     #[test]
     fn a_container_that_had_ended_for_good_is_not_replayed_behind_init_containers() {
         let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": {"containers": [{"name": "app"}]}});
-        let pod = PodSpec::from_pod(&serde_json::from_value(pod).unwrap()).unwrap();
+        let pod = PodSpec::from_pod(&serde_json::from_value(pod).unwrap(), "n").unwrap();
         let why = |members: &[&Member]| obstacle(Start::Auto, Some(&pod), members);
         let init = member("init", ContainerKind::Init);
         let mut app = member("app", ContainerKind::Regular);

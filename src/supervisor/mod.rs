@@ -2,31 +2,40 @@
 
 mod plugin;
 mod roster;
+mod sole;
+mod stops;
 
 use std::num::NonZero;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc, oneshot, watch};
-use tokio::time::sleep;
+use tokio::task::spawn_blocking;
+use tokio::time::{sleep, timeout};
 use tokio_stream::StreamExt;
 
+use crate::clock::Clock;
 use crate::config::{Config, ConfigError, CriEndpoint};
 use crate::cri::{self, Containerd, CriError, ExitFeed};
-use crate::exit_hold::{Server, ServerError};
+use crate::exit_hold::{HookPathError, Server, ServerError, check_hook_path};
 use crate::kube::{
     self, Conditions, Events, KubeError, KubeletFeatures, PodChange, Pods, StaticPods,
 };
 use crate::nri::{Launched, NriError, Stub};
 use crate::report::Reporter;
-use crate::restart::driver::{Places, Tools};
+use crate::restart::driver::{OLDEST_LIST, Places, Readers, Tools};
 use crate::restart::record::{Record, Records, RecordsError};
-use plugin::{Parts, Reprise};
-use roster::Roster;
+pub(crate) use plugin::{Parts, Reprise};
+pub(crate) use roster::Roster;
+pub use sole::LockError;
+use sole::Sole;
 
 /// Between two tries of a runtime that is away.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+/// Between two tries to open the hooks' socket.
+const SOCKET_INTERVAL: Duration = Duration::from_secs(5);
 /// Between two looks for the socket of a runtime that is starting.
 const LAUNCH_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -51,12 +60,15 @@ pub enum RunError {
     /// The hook's socket cannot be opened.
     #[error(transparent)]
     Hook(#[from] ServerError),
+    /// The runtime cannot run the hook.
+    #[error(transparent)]
+    HookPath(#[from] HookPathError),
     /// The records of restarts cannot be kept.
     #[error(transparent)]
     Records(#[from] RecordsError),
-    /// What a predecessor left cannot be read.
-    #[error("cannot read the records of restarts: {0}")]
-    Load(std::io::Error),
+    /// The directories are another plugin's.
+    #[error(transparent)]
+    Lock(#[from] LockError),
 }
 
 /// Runs the plugin until `shutdown`, or until the runtime that launched it goes away.
@@ -108,12 +120,20 @@ async fn work(
     plugin: &Reprise,
     taken_over: oneshot::Sender<()>,
 ) -> Result<(), RunError> {
+    // Before anything is touched that another plugin may be at work with.
+    let sole = Sole::of(config).await?;
     let endpoint = cri_endpoint(&config.cri_endpoints, was_launched).await?;
     let cri = cri::Client::connect(&endpoint.to_string())?;
     let client = kube::connect(config.kubeconfig.as_deref()).await?;
-    let records = Records::open(&config.state_dir, &config.run_dir)?;
-    let left = records.load().map_err(RunError::Load)?;
-    let pasts = records.pasts().map_err(RunError::Load)?;
+    let (state_dir, run_dir) = (config.state_dir.clone(), config.run_dir.clone());
+    let opened = spawn_blocking(move || {
+        let records = Records::open(&state_dir, &run_dir)?;
+        let (left, pasts) = (records.load(), records.pasts());
+        Ok::<_, RecordsError>((records, left, pasts))
+    });
+    let opened = opened.await;
+    let (records, left, pasts) =
+        opened.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
     if client.is_none() {
         tracing::info!("no API server: pods are known by what the runtime tells of them");
     }
@@ -121,6 +141,7 @@ async fn work(
     let events = client.clone().map(|client| Events::new(client, node));
     let conditions = client.clone().map(Conditions::new);
     let containerd = containerd(&cri).await;
+    check_hook_path(&config.hook_path, endpoint.socket()).await?;
     let tools = Arc::new(Tools {
         cri,
         containerd: containerd.clone(),
@@ -131,6 +152,8 @@ async fn work(
         back_off: config.back_off,
         places: Places::of(cores()),
         static_pods: StaticPods::new(&config.static_pod_path, node),
+        readers: Readers::default(),
+        clock: Clock::default(),
     });
     let missed = Arc::new(Notify::new());
     let roster = match client {
@@ -163,8 +186,7 @@ async fn work(
     // Whoever holds must know what it holds: until then a predecessor's hooks find no socket and try again.
     relist(&roster, left).await;
     let hooks = Server::bind(&hook_socket)?;
-    let knocked = Arc::clone(&roster);
-    tokio::spawn(hooks.serve(move |knock| knocked.knock(&knock)));
+    tokio::spawn(serve_hooks(hooks, hook_socket, Arc::clone(&roster), sole));
     // Nobody listens if the runtime launched this plugin: it could not wait.
     let _ = taken_over.send(());
     loop {
@@ -226,11 +248,38 @@ fn stub(
     }
 }
 
+/// Answers hooks for ever, in a new place when the old one is taken away.
+async fn serve_hooks(mut hooks: Server, socket: PathBuf, roster: Arc<Roster>, mut sole: Sole) {
+    loop {
+        let knocked = Arc::clone(&roster);
+        hooks.serve(move |knock| knocked.knock(&knock)).await;
+        tracing::warn!(socket = %socket.display(), "hooks find their socket no longer: opening it again");
+        hooks = loop {
+            if let Err(error) = sole.renew() {
+                tracing::warn!(%error, "another plugin is not kept away from the run directory");
+            }
+            match Server::bind(&socket) {
+                Ok(hooks) => break hooks,
+                Err(error) => {
+                    tracing::warn!(%error, "exits are not held, trying until they can be");
+                }
+            }
+            sleep(SOCKET_INTERVAL).await;
+        };
+    }
+}
+
 /// Compares with the runtime, trying until it has answered.
 async fn relist(roster: &Roster, records: Vec<Record>) {
     let mut said = false;
-    while let Err(error) = roster.relist(records.clone()).await {
-        say_once(&mut said, &error);
+    loop {
+        match timeout(OLDEST_LIST, roster.relist(records.clone())).await {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => say_once(&mut said, &error),
+            Err(_) => {
+                tracing::warn!("the runtime took too long to tell of its containers: asking again");
+            }
+        }
         sleep(RETRY_INTERVAL).await;
     }
 }

@@ -2,18 +2,19 @@
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, oneshot};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::roster::{Roster, Sighting};
 use crate::cri::CONTAINER_NAME;
 use crate::exit_hold::hook::HookArgs;
 use crate::ids::{ContainerId, ContainerName, ExitCode, SandboxId};
-use crate::node::{Instance, InstanceState, PLACEHOLDER_ANNOTATION, now_ns};
+use crate::node::{self, Instance, InstanceState, PLACEHOLDER_ANNOTATION, now_ns};
 use crate::nri::api::{
-    Container, ContainerAdjustment, ContainerState, Hook, Hooks, OptionalInt, PodSandbox,
+    Container, ContainerAdjustment, ContainerState, FailurePolicy, Hook, Hooks, OptionalInt,
+    PodSandbox,
 };
 use crate::nri::{EventMask, Plugin, Refusal, RuntimeInfo};
 use crate::restart::driver::{Driver, Gate};
@@ -22,6 +23,8 @@ use crate::restart::record::Records;
 /// The runtime ends a hook that takes longer (OCI runtime-spec, "POSIX-platform Hooks", `timeout`, seconds).
 const HOOK_TIMEOUT_SECONDS: i64 = 10;
 
+/// For how long pods that restart one after another keep this plugin from NRI.
+const HOLDS_LIMIT: Duration = Duration::from_secs(30);
 /// Between two looks at what is still held.
 const RELEASE_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -91,18 +94,20 @@ impl Reprise {
         })
     }
 
-    /// Takes note of a container of a pod with rules. `made`: it was made under our eyes.
-    fn note(&self, pod: &PodSandbox, container: &Container, made: bool) -> Option<Arc<Driver>> {
-        let (roster, driver) = self.roster().zip(self.driver(pod))?;
+    /// Takes note of a container of a pod with rules.
+    fn note(&self, driver: &Arc<Driver>, container: &Container) {
+        let Some(roster) = self.roster() else { return };
         let instance = Instance {
             name: name(container),
             state: InstanceState::Created,
             placeholder: is_placeholder(container),
+            attempt: node::attempt(&container.annotations),
             created_at: now_ns(),
-            hooked: made.then(|| driver.wants_hooks()),
+            heard_at: Instant::now(),
+            listed: false,
+            hooked: Some(is_hooked(container)),
         };
-        roster.created(&driver, id(container), instance);
-        Some(driver)
+        roster.created(driver, id(container), instance);
     }
 }
 
@@ -145,6 +150,15 @@ impl Plugin for Reprise {
             | EventMask::REMOVE_POD_SANDBOX
     }
 
+    /// To be dropped for an answer that is late on a busy node would leave every pod without its gate until the runtime
+    /// has taken the plugin in again, which may freeze the node (see [`Self::connecting`]).
+    fn failure_policy(&self) -> FailurePolicy {
+        FailurePolicy {
+            keep_connected: true,
+            ..Default::default()
+        }
+    }
+
     async fn configure(&self, runtime: RuntimeInfo, config: String) -> Result<(), Refusal> {
         let mut configured = self
             .configured
@@ -164,10 +178,18 @@ impl Plugin for Reprise {
 
     /// While an exit is held, a runtime that takes in a plugin freezes: it asks the shim for the container's state,
     /// which waits for the hook, and keeps every other CRI call waiting meanwhile (containerd `syncPlugin`,
-    /// `internal/nri/nri.go` 2.3). So what is held is released first.
+    /// `internal/nri/nri.go` 2.3). So what is held is released first, and what is being stopped has stopped (see
+    /// [`super::stops`]). Where there is always one pod or another that holds, it is left at that: no hook waits for long.
     async fn connecting(&self) {
-        while self.roster().is_some_and(Roster::holds) {
-            sleep(RELEASE_INTERVAL).await;
+        let Some(roster) = self.roster() else { return };
+        roster.until_stops_are_over().await;
+        let released = async {
+            while roster.holds() {
+                sleep(RELEASE_INTERVAL).await;
+            }
+        };
+        if timeout(HOLDS_LIMIT, released).await.is_err() {
+            tracing::warn!("exits are held all the time: connecting to NRI all the same");
         }
     }
 
@@ -177,6 +199,9 @@ impl Plugin for Reprise {
 
     async fn synchronize(&self, _pods: Vec<PodSandbox>, _containers: Vec<Container>) {
         self.gate.set(true);
+        if let Some(roster) = self.roster() {
+            roster.reconnected();
+        }
         // Exited containers are not in it: the CRI's lists are.
         if let Some(parts) = self.parts.get() {
             parts.missed.notify_one();
@@ -194,22 +219,30 @@ impl Plugin for Reprise {
         if is_placeholder(&container) {
             return Ok(ContainerAdjustment::new());
         }
+        let name = name(&container);
         driver
-            .attempt(&name(&container))
+            .attempt(&name)
             .map_err(|reason| Refusal::new(format!("reprise: {reason}")))?;
-        if !driver.wants_hooks() {
+        if !driver.is_to_have_hook(&name) {
             return Ok(ContainerAdjustment::new());
         }
         Ok(parts.hold(&driver.pod().sandbox))
     }
 
     async fn post_create_container(&self, pod: PodSandbox, container: Container) {
-        self.note(&pod, &container, true);
+        let Some(driver) = self.driver(&pod) else {
+            return;
+        };
+        if !is_placeholder(&container) {
+            driver.was_made(&name(&container), is_hooked(&container));
+        }
+        self.note(&driver, &container);
     }
 
     async fn post_start_container(&self, pod: PodSandbox, container: Container) {
-        // It may have been made before this plugin was there.
-        if let Some(driver) = self.note(&pod, &container, false) {
+        if let Some(driver) = self.driver(&pod) {
+            // It may have been made before this plugin was there.
+            self.note(&driver, &container);
             driver.started(&id(&container));
         }
     }
@@ -247,6 +280,12 @@ fn id(container: &Container) -> ContainerId {
 fn name(container: &Container) -> ContainerName {
     let labelled = container.labels.get(CONTAINER_NAME);
     labelled.unwrap_or(&container.name).as_str().into()
+}
+
+/// From the specification that the container was made from: an answer that was late has not adjusted it.
+fn is_hooked(container: &Container) -> bool {
+    let mut hooks = container.hooks.poststop.iter();
+    hooks.any(|hook| HookArgs::are_ours(&hook.args))
 }
 
 fn is_placeholder(container: &Container) -> bool {

@@ -2,19 +2,27 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use tokio::time::{sleep, timeout};
 
+use super::stops::{Patience, Stop};
 use crate::cri::{self, ContainerSummary, SandboxSummary};
 use crate::exit_hold::hook::HookArgs;
 use crate::exit_hold::{Answer, Knock};
 use crate::ids::{ContainerId, ExitCode, PodIdentity, PodKey, PodUid, SandboxId};
 use crate::kube::{KubeletFeatures, PodChange, PodSpec, Pods};
-use crate::node::{Instance, InstanceState, PLACEHOLDER_ANNOTATION, now_ns};
-use crate::policy;
+use crate::node::{self, Instance, InstanceState, PLACEHOLDER_ANNOTATION};
+use crate::policy::{self, Unread};
 use crate::restart::back_off::Past;
 use crate::restart::driver::{Charge, Driver, Tools};
 use crate::restart::record::Record;
+use crate::text;
+
+/// How long the API server may take to tell of the node's pods, where something depends on it.
+const API_LIMIT: Duration = Duration::from_secs(2);
+/// Between two looks whether containers are still being stopped.
+const STOPS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// On the sandboxes of static pods: where the kubelet has them from (`pkg/kubelet/types/pod_update.go`).
 const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
@@ -50,11 +58,12 @@ struct Entries {
     native: Option<KubeletFeatures>,
     /// Runtime handlers that run no hooks.
     hookless: HashSet<String>,
+    /// Containers of which the runtime does not tell all, which has been said.
+    untold: HashSet<ContainerId>,
     /// What a predecessor left is in our hands.
     taken_over: bool,
     pasts: HashMap<SandboxId, Past>,
-    /// `None`: the pod's rules cannot be used, which has been said once.
-    by_sandbox: HashMap<SandboxId, Option<Arc<Driver>>>,
+    by_sandbox: HashMap<SandboxId, Arc<Driver>>,
     of_container: HashMap<ContainerId, SandboxId>,
 }
 
@@ -72,34 +81,45 @@ impl Roster {
         }
     }
 
-    /// The driver of this pod, made when the pod has rules and is seen for the first time.
+    /// The driver of this pod, made when the pod has rules and is seen for the first time. Whatever its annotations are,
+    /// nobody waits for them to be read.
     pub fn adopt<'a, A>(&self, pod: &Sighting<'a, A>) -> Option<Arc<Driver>>
     where
         A: Iterator<Item = (&'a String, &'a String)> + Clone,
     {
         let annotations = pod.annotations.clone();
         let annotated = policy::has_rules(annotations.map(|(key, _)| key.as_str()));
-        let uid = PodUid::from(pod.uid);
-        let spec = self.pods.get(&uid);
+        let identity = identity(pod);
+        let spec = self.pods.get(&identity.key, &identity.uid);
         if !annotated && spec.as_ref().is_none_or(|spec| !has_rules(spec)) {
             return None;
         }
         if let Some(known) = self.read(|entries| entries.by_sandbox.get(pod.sandbox).cloned()) {
-            return known;
+            return Some(known);
         }
-        self.write(|entries| {
+        let annotations = pod.annotations.clone();
+        let annotations = annotations.map(|(key, value)| (key.as_str(), value.as_str()));
+        let annotations = Unread::of(annotations);
+        let mut source = pod.annotations.clone();
+        let is_static = source.any(|(key, value)| key == CONFIG_SOURCE && value == "file");
+        let driver = self.write(|entries| {
             let native = entries.native;
             let runs_hooks = !entries.hookless.contains(pod.handler);
             let past = entries.pasts.remove(pod.sandbox).unwrap_or_default();
             // Somebody else may have been first.
             let entry = entries.by_sandbox.entry(pod.sandbox.clone());
-            entry
-                .or_insert_with(|| {
-                    let charge = charge(pod, native, runs_hooks, spec, past);
-                    Driver::spawn(Arc::clone(&self.tools), identity(pod, uid), charge)
-                })
-                .clone()
-        })
+            let charge = || Charge {
+                annotations,
+                is_static,
+                runs_hooks,
+                native,
+                spec,
+                past,
+            };
+            let spawn = || Driver::spawn(Arc::clone(&self.tools), identity, charge());
+            Arc::clone(entry.or_insert_with(spawn))
+        });
+        Some(driver)
     }
 
     /// A container of a pod with rules was made.
@@ -132,19 +152,81 @@ impl Roster {
         }
     }
 
+    /// The runtime has taken the plugin in anew.
+    pub fn reconnected(&self) {
+        for driver in self.drivers() {
+            driver.reconnected();
+        }
+    }
+
     /// Whether any pod's exits are held.
     pub fn holds(&self) -> bool {
-        self.read(|entries| {
-            let mut drivers = entries.by_sandbox.values().flatten();
-            drivers.any(|driver| driver.holds())
-        })
+        self.read(|entries| entries.by_sandbox.values().any(|driver| driver.holds()))
+    }
+
+    /// Waits, for as long as it takes and no longer, while containers are being stopped as far as anybody can tell.
+    pub async fn until_stops_are_over(&self) {
+        // As a rule it has told by now, and one that is away will not.
+        let _ = timeout(API_LIMIT, self.pods.told()).await;
+        let mut patience = Patience::new(Instant::now());
+        let mut said = false;
+        loop {
+            let stops = self.stops().await;
+            let waits = patience.waits_for(&stops, Instant::now());
+            if waits.is_empty() {
+                break;
+            }
+            if !std::mem::replace(&mut said, true) {
+                let pods: Vec<_> = waits.iter().map(|stop| stop.pod.to_string()).collect();
+                let pods = text::listed(&pods);
+                let longest = waits.iter().map(|stop| stop.grace.as_secs()).max();
+                tracing::warn!(
+                    pods,
+                    longest_grace_s = longest,
+                    "containers are being stopped: NRI is left alone until they have, because to register now would freeze the node (containerd#14083); containers that are made meanwhile are not protected"
+                );
+            }
+            sleep(STOPS_INTERVAL).await;
+        }
+        if said {
+            tracing::info!(
+                "no container is being stopped any more, or not for long: connecting to NRI"
+            );
+        }
+    }
+
+    /// Pods that end and whose containers run. None where the runtime does not answer: nothing is stopped there.
+    async fn stops(&self) -> Vec<Stop> {
+        let mut ending = self.pods.all();
+        ending.retain(|spec| spec.ending);
+        if ending.is_empty() {
+            return Vec::new();
+        }
+        let lists = async {
+            let cri = &self.tools.cri;
+            let sandboxes = cri.list_sandboxes().await?;
+            Ok::<_, cri::CriError>((sandboxes, cri.list_containers(None).await?))
+        };
+        let (sandboxes, containers) = lists.await.unwrap_or_default();
+        let running = containers.iter();
+        let running = running.filter(|it| it.state == cri::ContainerState::Running);
+        let running: HashSet<&SandboxId> = running.map(|it| &it.sandbox).collect();
+        let running = sandboxes.iter().filter(|it| running.contains(&it.id));
+        let running: HashSet<&PodUid> = running.map(|it| &it.uid).collect();
+        let stopping = ending.iter().filter(|spec| running.contains(&spec.uid));
+        let stops = stopping.map(|spec| Stop {
+            uid: spec.uid.clone(),
+            pod: spec.key.clone(),
+            grace: spec.grace,
+        });
+        stops.collect()
     }
 
     /// A sandbox was stopped or removed: its pod is over.
     pub fn sandbox_stopped(&self, sandbox: &SandboxId) {
         let driver = self.write(|entries| {
             entries.of_container.retain(|_, of| of != sandbox);
-            entries.by_sandbox.remove(sandbox).flatten()
+            entries.by_sandbox.remove(sandbox)
         });
         if let Some(driver) = driver {
             driver.close();
@@ -156,15 +238,15 @@ impl Roster {
     pub fn pod_changed(&self, change: PodChange) -> bool {
         match change {
             PodChange::Applied(spec) => {
-                let drivers = self.drivers_of(&spec.uid);
+                let drivers = self.drivers_of(&spec);
                 for driver in &drivers {
                     driver.spec_changed(Arc::clone(&spec));
                 }
                 self.end_condition(&spec, &drivers);
                 drivers.is_empty() && has_rules(&spec)
             }
-            PodChange::Deleted(uid) => {
-                for driver in self.drivers_of(&uid) {
+            PodChange::Deleted(spec) => {
+                for driver in self.drivers_of(&spec) {
                     driver.deleted();
                 }
                 false
@@ -185,7 +267,7 @@ impl Roster {
     /// No condition stays True for a restart that nobody carries out: a plugin may have died in between.
     fn end_conditions(&self) {
         for spec in self.pods.all() {
-            let drivers = self.drivers_of(&spec.uid);
+            let drivers = self.drivers_of(&spec);
             self.end_condition(&spec, &drivers);
         }
     }
@@ -200,10 +282,18 @@ impl Roster {
     }
 
     /// Compares with what the runtime has. `records`: restarts that a predecessor left, the first time.
+    ///
+    /// Fails where the runtime as a whole does not answer, and no driver has heard of anything then. What cannot be learnt of
+    /// one container keeps nobody from looking after the others.
     pub async fn relist(&self, mut records: Vec<Record>) -> Result<(), cri::CriError> {
-        let asked = now_ns();
-        let hookless = self.tools.cri.handlers_without_hooks().await?;
-        self.write(|entries| entries.hookless = hookless);
+        let asked = Instant::now();
+        match self.tools.cri.handlers_without_hooks().await {
+            Ok(hookless) => self.write(|entries| entries.hookless = hookless),
+            Err(error) => {
+                self.excuse(error, None, "whether a runtime handler runs hooks")
+                    .await?;
+            }
+        }
         let sandboxes = self.tools.cri.list_sandboxes().await?;
         let containers = self.tools.cri.list_containers(None).await?;
         let ready: Vec<&SandboxSummary> = sandboxes
@@ -220,32 +310,47 @@ impl Roster {
         for sandbox in gone {
             self.sandbox_stopped(&sandbox);
         }
+        let mut seen = Vec::new();
         for sandbox in &ready {
             let Some(driver) = self.adopt(&sighting(sandbox)) else {
                 continue;
             };
+            // A restart that a predecessor left goes by them.
+            driver.until_read().await;
             let mut found = Vec::new();
             for container in containers.iter().filter(|it| it.sandbox == sandbox.id) {
                 let instance = self.instance(&driver, container).await?;
                 found.push((container.id.clone(), instance));
             }
+            seen.push((driver, found));
+        }
+        // The first time is before NRI has taken this plugin in: another one may be at work.
+        let sweep = self.read(|entries| entries.taken_over);
+        for (driver, found) in seen {
+            let sandbox = &driver.pod().sandbox;
             self.write(|entries| {
                 for (id, _) in &found {
-                    entries.of_container.insert(id.clone(), sandbox.id.clone());
+                    entries.of_container.insert(id.clone(), sandbox.clone());
                 }
             });
             let begun = records
                 .iter()
-                .position(|record| record.plan.pod.sandbox == sandbox.id)
+                .position(|record| record.plan.pod.sandbox == *sandbox)
                 .map(|index| records.swap_remove(index));
-            // The first time is before NRI has taken this plugin in: another one may be at work.
-            let sweep = self.read(|entries| entries.taken_over);
             driver.relisted(found, asked, begun, sweep);
+            // What was removed while nobody told of it.
+            self.write(|entries| {
+                let of_container = &mut entries.of_container;
+                of_container.retain(|id, of| of != sandbox || driver.knows(id));
+            });
         }
-        let there = ready.iter().map(|it| it.id.clone()).collect();
-        if let Err(error) = self.tools.records.forget_pasts(&there) {
-            tracing::warn!(%error, "could not remove the back-off of pods that are gone");
-        }
+        let there: HashSet<SandboxId> = ready.iter().map(|it| it.id.clone()).collect();
+        self.write(|entries| {
+            entries.pasts.retain(|id, _| there.contains(id));
+            let of_container = &entries.of_container;
+            entries.untold.retain(|id| of_container.contains_key(id));
+        });
+        self.tools.records.forget_pasts(there).await;
         for record in records {
             // Its sandbox is gone or stopped, and so is everything that the record was for.
             let sandbox = &record.plan.pod.sandbox;
@@ -256,9 +361,7 @@ impl Roster {
                     tracing::warn!(pod = %record.plan.pod.key, container = %container.id, %error, "could not remove what was never started");
                 }
             }
-            if let Err(error) = self.tools.records.forget(&record.plan.pod.sandbox) {
-                tracing::warn!(pod = %record.plan.pod.key, %error, "could not remove the record of a pod that is gone");
-            }
+            self.tools.records.forget(sandbox.clone()).await;
         }
         if !self.write(|entries| std::mem::replace(&mut entries.taken_over, true)) {
             self.end_conditions();
@@ -278,14 +381,18 @@ impl Roster {
                 match self.tools.cri.container_status(&container.id).await {
                     Ok(status) => InstanceState::Ended(status.exit_code),
                     Err(cri::CriError::Gone { .. }) => InstanceState::Ended(None),
-                    Err(error) => return Err(error),
+                    Err(error) => {
+                        self.excuse(error, Some((driver, container)), "its exit code")
+                            .await?;
+                        InstanceState::Ended(None)
+                    }
                 }
             }
         };
         let placeholder = container.annotations.contains_key(PLACEHOLDER_ANNOTATION);
         let hooked = match driver.is_hooked(&container.id) {
             None if state == InstanceState::Running && !placeholder => {
-                self.is_hooked(&container.id).await?
+                self.is_hooked(driver, container).await?
             }
             known => known,
         };
@@ -293,45 +400,80 @@ impl Roster {
             name: container.name.clone(),
             state,
             placeholder,
+            attempt: node::attempt(&container.annotations),
             created_at: container.created_at,
+            heard_at: Instant::now(),
+            listed: true,
             hooked,
         })
     }
 
     /// Whether the runtime runs our hook when this container ends; `None`: it does not tell, or the container is gone.
-    async fn is_hooked(&self, id: &ContainerId) -> Result<Option<bool>, cri::CriError> {
-        let info = match self.tools.cri.container_info(id).await {
-            Ok(info) => info,
-            Err(cri::CriError::Gone { .. }) => None,
-            Err(error) => return Err(error),
+    ///
+    /// Where that cannot be learnt, it is taken for no. If it is yes after all, the restart is only slower: nothing is
+    /// replayed, and what shields the exit is made before anything is killed; a hook that knocks is held as ever. To take it
+    /// for yes would be to kill what cannot be held before it is shielded, and to wait for hooks that never come.
+    async fn is_hooked(
+        &self,
+        driver: &Driver,
+        container: &ContainerSummary,
+    ) -> Result<Option<bool>, cri::CriError> {
+        match self.tools.cri.poststop_hooks(&container.id).await {
+            Ok(hooks) => Ok(hooks.map(|hooks| hooks.iter().any(|args| HookArgs::are_ours(args)))),
+            Err(cri::CriError::Gone { .. }) => Ok(None),
+            Err(error) => {
+                let what = "whether its exit can be held, which is taken for no";
+                self.excuse(error, Some((driver, container)), what).await?;
+                Ok(Some(false))
+            }
+        }
+    }
+
+    /// What the runtime does not tell of one container is no reason to ask all over again, unless it tells nothing at all.
+    async fn excuse(
+        &self,
+        error: cri::CriError,
+        of: Option<(&Driver, &ContainerSummary)>,
+        what: &str,
+    ) -> Result<(), cri::CriError> {
+        let away = match &error {
+            cri::CriError::Away { .. } => true,
+            // It may be this one container that it has stalled over.
+            cri::CriError::Deadline { .. } => self.tools.cri.version().await.is_err(),
+            _ => false,
         };
-        let spec = info.as_ref().and_then(|info| info.get("runtimeSpec"));
-        Ok(spec.map(|spec| {
-            let hooks = spec.pointer("/hooks/poststop").and_then(Value::as_array);
-            hooks.into_iter().flatten().any(|hook| {
-                let args = hook["args"].as_array().into_iter().flatten();
-                let args: Vec<&str> = args.filter_map(Value::as_str).collect();
-                HookArgs::are_ours(&args)
-            })
-        }))
+        if away {
+            return Err(error);
+        }
+        match of {
+            Some((_, container))
+                if !self.write(|entries| entries.untold.insert(container.id.clone())) => {}
+            Some((driver, container)) => {
+                let pod = &driver.pod().key;
+                tracing::warn!(%pod, container = %container.name, id = %container.id, %error, "the runtime does not tell of a container {what}");
+            }
+            None => tracing::warn!(%error, "the runtime does not tell {what}"),
+        }
+        Ok(())
     }
 
     fn drivers(&self) -> Vec<Arc<Driver>> {
-        self.read(|entries| entries.by_sandbox.values().flatten().cloned().collect())
+        self.read(|entries| entries.by_sandbox.values().cloned().collect())
     }
 
     fn driver_of(&self, id: &ContainerId) -> Option<Arc<Driver>> {
         self.read(|entries| {
             let sandbox = entries.of_container.get(id)?;
-            entries.by_sandbox.get(sandbox).cloned().flatten()
+            entries.by_sandbox.get(sandbox).cloned()
         })
     }
 
-    fn drivers_of(&self, uid: &PodUid) -> Vec<Arc<Driver>> {
+    /// Those of this very pod: a UID alone proves nothing.
+    fn drivers_of(&self, spec: &PodSpec) -> Vec<Arc<Driver>> {
         self.read(|entries| {
-            let drivers = entries.by_sandbox.values().flatten();
+            let drivers = entries.by_sandbox.values();
             drivers
-                .filter(|driver| driver.pod().uid == *uid)
+                .filter(|driver| driver.pod().uid == spec.uid && driver.pod().key == spec.key)
                 .cloned()
                 .collect()
         })
@@ -346,38 +488,14 @@ impl Roster {
     }
 }
 
-fn identity<A>(pod: &Sighting<'_, A>, uid: PodUid) -> PodIdentity {
+fn identity<A>(pod: &Sighting<'_, A>) -> PodIdentity {
     PodIdentity {
         sandbox: pod.sandbox.clone(),
-        uid,
+        uid: pod.uid.into(),
         key: PodKey {
             namespace: pod.namespace.to_owned(),
             name: pod.name.to_owned(),
         },
-    }
-}
-
-fn charge<'a, A>(
-    pod: &Sighting<'a, A>,
-    native: Option<KubeletFeatures>,
-    runs_hooks: bool,
-    spec: Option<Arc<PodSpec>>,
-    past: Past,
-) -> Charge
-where
-    A: Iterator<Item = (&'a String, &'a String)> + Clone,
-{
-    let annotations = || pod.annotations.clone();
-    let ours = annotations().filter(|(key, _)| policy::is_ours(key));
-    Charge {
-        annotations: ours
-            .map(|(key, value)| (key.clone(), value.clone()))
-            .collect(),
-        is_static: annotations().any(|(key, value)| key == CONFIG_SOURCE && value == "file"),
-        runs_hooks,
-        native,
-        spec,
-        past,
     }
 }
 
@@ -398,3 +516,8 @@ fn sighting(
 fn has_rules(spec: &PodSpec) -> bool {
     spec.containers.iter().any(|it| !it.rules.is_empty())
 }
+
+#[cfg(test)]
+mod stranger_tests;
+#[cfg(test)]
+mod tests;

@@ -17,12 +17,14 @@ mod runner;
 mod runtime;
 mod scenario;
 mod shape;
+mod soak;
 mod stage;
 mod under_way;
 mod wait;
 
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use clap::Parser;
@@ -74,5 +76,10 @@ async fn run(options: &Options) -> Result<Tally> {
         });
     };
     let node = Arc::new(Node::read(env_file).await?);
+    if let Some(minutes) = options.soak {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+        let time = Duration::from_mins(minutes);
+        return soak::run(node, options, time, options.seed.unwrap_or(now)).await;
+    }
     Runner::new(node, options)?.run(&scenarios, options).await
 }

@@ -42,6 +42,8 @@ pub(crate) struct Node {
     pub(crate) runtime: Runtime,
     dir: PathBuf,
     client: Client,
+    /// Of the kubelet's version: 37 of 1.37.2.
+    kubelet_minor: u32,
 }
 
 impl Node {
@@ -66,8 +68,11 @@ impl Node {
         )
         .await?;
         let cri_endpoint = get("CRI_ENDPOINT")?;
+        let client = Client::try_from(config)?;
+        let name = get("NODE_NAME")?;
         Ok(Self {
-            name: get("NODE_NAME")?,
+            kubelet_minor: kubelet_minor(&client, &name).await?,
+            name,
             runtime: Runtime::new(&cri_endpoint)?,
             cri_endpoint,
             nri_socket: get("NRI_SOCKET")?.into(),
@@ -75,7 +80,7 @@ impl Node {
             image: get("BUSYBOX_IMAGE")?,
             dir,
             plugin_kubeconfig: get("PLUGIN_KUBECONFIG")?.into(),
-            client: Client::try_from(config)?,
+            client,
         })
     }
 
@@ -125,24 +130,22 @@ impl Node {
     }
 
     /// Whether the kubelet acts on rules with action `Restart`, which it does not declare: from 1.35 on.
-    pub(crate) async fn has_container_rules(&self) -> Result<bool> {
-        let info = self
-            .status()
-            .await?
-            .node_info
-            .context("a node without its kubelet")?;
-        let minor = info.kubelet_version.split('.').nth(1);
-        let minor: u32 = minor.context("a kubelet without a version")?.parse()?;
-        Ok(minor >= 35)
+    pub(crate) fn has_container_rules(&self) -> bool {
+        self.kubelet_minor >= 35
+    }
+
+    /// Whether the kubelet runs no init container while a regular one is there, an exited one as well: from 1.37 on.
+    pub(crate) fn is_initialised_by_exited(&self) -> bool {
+        self.kubelet_minor >= 37
+    }
+
+    /// Whether `EventedPLEG` only makes the kubelet relist sooner (`pkg/kubelet/pleg/evented.go`): from 1.37 on.
+    pub(crate) fn relists_on_events(&self) -> bool {
+        self.kubelet_minor >= 37
     }
 
     pub(crate) async fn status(&self) -> Result<NodeStatus> {
-        let nodes: Api<k8s_openapi::api::core::v1::Node> = Api::all(self.client.clone());
-        Ok(nodes
-            .get_status(&self.name)
-            .await?
-            .status
-            .unwrap_or_default())
+        status(&self.client, &self.name).await
     }
 
     pub(crate) fn events(&self) -> Api<Event> {
@@ -161,6 +164,11 @@ impl Node {
     /// machine share.
     pub(crate) fn kubelet_plugins(&self) -> PathBuf {
         self.dir.join("kubelet/plugins_registry")
+    }
+
+    /// What containerd is started with.
+    pub(crate) fn containerd_config(&self) -> PathBuf {
+        self.dir.join("containerd.toml")
     }
 
     /// Where containerd looks for CDI specifications.
@@ -185,10 +193,26 @@ impl Node {
         self.script("start", kubelets[usize::from(exclusive)]).await
     }
 
-    /// SIGKILL for a component, in the moment of the call: `hack/node.sh kill` takes its time.
+    /// Where `kubelet-other-runtime` looks for its runtime.
+    pub(crate) fn other_runtime_socket(&self) -> PathBuf {
+        self.dir.join("other-runtime.sock")
+    }
+
+    /// Puts one way to run the kubelet in the place of another.
+    pub(crate) async fn swap_kubelet(&self, from: &str, to: &str) -> Result<()> {
+        self.script("kill", from).await?;
+        self.script("start", to).await
+    }
+
+    /// SIGKILL for a component.
     pub(crate) fn kill(&self, component: &str) -> Result<()> {
-        kill_process(self.pid(component)?, Signal::KILL)
-            .with_context(|| format!("cannot kill the {component}"))
+        self.signal(component, Signal::KILL)
+    }
+
+    /// In the moment of the call: `hack/node.sh kill` takes its time.
+    pub(crate) fn signal(&self, component: &str, signal: Signal) -> Result<()> {
+        kill_process(self.pid(component)?, signal)
+            .with_context(|| format!("cannot send {signal:?} to the {component}"))
     }
 
     /// Starts what a scenario left dead, and complains of it: all that follow would fail by it.
@@ -247,6 +271,18 @@ impl Node {
         );
         Ok(())
     }
+}
+
+async fn status(client: &Client, node: &str) -> Result<NodeStatus> {
+    let nodes: Api<k8s_openapi::api::core::v1::Node> = Api::all(client.clone());
+    Ok(nodes.get_status(node).await?.status.unwrap_or_default())
+}
+
+async fn kubelet_minor(client: &Client, node: &str) -> Result<u32> {
+    let info = status(client, node).await?.node_info;
+    let version = info.context("a node without its kubelet")?.kubelet_version;
+    let minor = version.split('.').nth(1);
+    Ok(minor.context("a kubelet without a version")?.parse()?)
 }
 
 fn unquoted(value: &str) -> &str {

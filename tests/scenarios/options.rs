@@ -37,6 +37,14 @@ pub(crate) struct Options {
     #[arg(long, value_name = "WHO", default_value = "Kubelet")]
     pub(crate) start: String,
 
+    /// Instead of scenarios, for so long: pods restart while the plugin, the kubelet or the runtime ends at any instant
+    #[arg(long, value_name = "MINUTES")]
+    pub(crate) soak: Option<u64>,
+
+    /// What the first bout of a soak is drawn from, each other one from the number after it; by default the time
+    #[arg(long, value_name = "N", requires = "soak")]
+    pub(crate) seed: Option<u64>,
+
     /// Print the names and end
     #[arg(long)]
     pub(crate) list: bool,

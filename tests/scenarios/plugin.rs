@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::jiff::Timestamp;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 use tempfile::TempDir;
@@ -38,17 +39,41 @@ pub(crate) enum Phase {
     Up,
 }
 
+/// An API server that has just been started denies rights for a moment.
+const MOMENT: Duration = Duration::from_secs(40);
+
+/// The line in which the plugin, for longer than that moment, is denied a right.
+fn lacking_right(log: &str) -> Result<Option<&str>> {
+    let (mut began, mut last) = (None::<Timestamp>, None::<Timestamp>);
+    for line in log.lines().filter(|line| line.contains("is forbidden")) {
+        let time = line.split(' ').next().unwrap_or_default().parse()?;
+        let goes_on = last.is_some_and(|last| age(last, time) < MOMENT);
+        let first = *began.insert(began.filter(|_| goes_on).unwrap_or(time));
+        if line.contains("grant the verb") || age(first, time) >= MOMENT {
+            return Ok(Some(line));
+        }
+        last = Some(time);
+    }
+    Ok(None)
+}
+
+fn age(from: Timestamp, to: Timestamp) -> Duration {
+    to.duration_since(from).unsigned_abs()
+}
+
 #[derive(Deserialize)]
 struct Record {
     phase: Phase,
 }
 
-/// Where the plugin finds the runtime and the API server.
+/// Where the plugin finds the runtime and the API server, and the runtime the hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Sockets {
     pub(crate) cri_endpoint: String,
     pub(crate) nri: PathBuf,
     pub(crate) kubeconfig: Option<PathBuf>,
+    /// `None`: the plugin itself.
+    pub(crate) hook: Option<PathBuf>,
 }
 
 impl Sockets {
@@ -57,19 +82,22 @@ impl Sockets {
             cri_endpoint: node.cri_endpoint.clone(),
             nri: node.nri_socket.clone(),
             kubeconfig: Some(node.plugin_kubeconfig.clone()),
+            hook: None,
         }
     }
 }
 
 pub(crate) struct Plugin {
     pub(crate) binary: PathBuf,
-    /// Who starts containers again.
-    start: String,
+    /// Who starts containers again where a scenario leaves that open. Its pods ask for it.
+    pub(crate) start: String,
     node: Arc<Node>,
     dir: TempDir,
     /// The node's own, unless a scenario put something in between.
     sockets: Mutex<Sockets>,
     process: Mutex<Option<Child>>,
+    /// One that waits for its end.
+    successor: Mutex<Option<Child>>,
     /// Where in the log the current process begins.
     log_start: AtomicUsize,
 }
@@ -87,6 +115,7 @@ impl Plugin {
             node,
             dir,
             process: Mutex::new(None),
+            successor: Mutex::new(None),
             log_start: AtomicUsize::new(0),
         })
     }
@@ -99,19 +128,54 @@ impl Plugin {
         {
             return Ok(false);
         }
-        let log = OpenOptions::new().append(true).open(self.log_file())?;
-        let start = usize::try_from(log.metadata()?.len())?;
-        self.log_start.store(start, Ordering::Relaxed);
+        self.log_begins()?;
         let sockets = self.sockets.lock().await.clone();
-        let child = self
-            .command(self.dir.path(), &sockets)
+        *process = Some(self.spawn(self.command(self.dir.path(), &sockets))?);
+        Ok(true)
+    }
+
+    /// What is logged from now on is the current process'.
+    fn log_begins(&self) -> Result<()> {
+        let start = usize::try_from(std::fs::metadata(self.log_file())?.len())?;
+        self.log_start.store(start, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn spawn(&self, mut command: Command) -> Result<Child> {
+        let log = OpenOptions::new().append(true).open(self.log_file())?;
+        command
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
             .spawn()
-            .with_context(|| format!("cannot run {}", self.binary.display()))?;
-        *process = Some(child);
-        Ok(true)
+            .with_context(|| format!("cannot run {}", self.binary.display()))
+    }
+
+    /// One more plugin with the same directories.
+    pub(crate) fn another(&self) -> Command {
+        self.command(self.dir.path(), &Sockets::of(&self.node))
+    }
+
+    /// Starts one more that waits for this one's end, unless one does.
+    pub(crate) async fn have_successor(&self) -> Result<()> {
+        let mut successor = self.successor.lock().await;
+        let waiting = "waiting for its end";
+        let before = self.log_lines(waiting)?.len();
+        let mut command = self.another();
+        command.arg("--wait");
+        *successor = Some(self.spawn(command)?);
+        wait::until("the successor waits", wait::PATIENCE, async || {
+            let waits = self.log_lines(waiting)?.len() > before;
+            Ok(waits.then_some(()).ok_or_else(|| "not yet".to_owned()))
+        })
+        .await
+    }
+
+    /// The plugin has ended: the one that has waited for it is the plugin now, once it is ready.
+    pub(crate) async fn succeed(&self) -> Result<()> {
+        let successor = self.successor.lock().await.take();
+        *self.process.lock().await = Some(successor.context("nobody waits")?);
+        self.until_ready(1).await
     }
 
     /// Starts the plugin anew with other sockets than the node's, until [`Self::go_straight`].
@@ -153,9 +217,8 @@ impl Plugin {
             .arg("--state-dir")
             .arg(dir.join("state"))
             .arg("--hook-path")
-            .arg(&self.binary)
-            .arg("--start")
-            .arg(&self.start)
+            .arg(sockets.hook.as_ref().unwrap_or(&self.binary))
+            .args(["--start", "Auto"])
             // What it removes is told apart from what the kubelet does.
             .args(["--log-level", "debug"]);
         if let Some(kubeconfig) = &sockets.kubeconfig {
@@ -194,6 +257,7 @@ impl Plugin {
     /// SIGKILL, and the certainty that it is dead.
     pub(crate) async fn kill(&self) -> Result<()> {
         if let Some(mut child) = self.process.lock().await.take() {
+            self.log_begins()?;
             child.kill()?;
             child.wait()?;
         }
@@ -205,6 +269,7 @@ impl Plugin {
         let Some(mut child) = self.process.lock().await.take() else {
             return Ok(());
         };
+        self.log_begins()?;
         kill_process(Pid::from_child(&child), Signal::TERM)?;
         let status = wait::until_ended(&mut child, TIME_TO_END)
             .await
@@ -217,13 +282,12 @@ impl Plugin {
     }
 
     /// Of the running process.
-    #[allow(dead_code, reason = "for the benchmark, which measures it")]
     pub(crate) async fn pid(&self) -> Result<u32> {
         let process = self.process.lock().await;
         Ok(process.as_ref().context("the plugin is not running")?.id())
     }
 
-    /// Fails if the plugin died by itself or panicked anywhere.
+    /// Fails if the plugin died by itself, panicked anywhere, or lacks a right: it goes on without, and nobody would notice.
     pub(crate) async fn must_be_well(&self) -> Result<()> {
         if let Some(child) = self.process.lock().await.as_mut()
             && let Some(status) = child.try_wait()?
@@ -233,7 +297,14 @@ impl Plugin {
         let log = self.log()?;
         let panic = log.lines().find(|line| line.contains("panicked at"));
         ensure!(panic.is_none(), "the plugin panicked: {panic:?}");
+        let lacks = lacking_right(&log)?;
+        ensure!(lacks.is_none(), "the plugin lacks a right: {lacks:?}");
         Ok(())
+    }
+
+    /// Where its sockets are.
+    pub(crate) fn run_dir(&self) -> PathBuf {
+        self.dir.path().join("run")
     }
 
     pub(crate) fn record_file(&self, sandbox: &str) -> PathBuf {
@@ -286,7 +357,10 @@ impl Plugin {
 
 impl Drop for Plugin {
     fn drop(&mut self) {
-        if let Some(child) = self.process.get_mut() {
+        for child in [&mut self.successor, &mut self.process] {
+            let Some(child) = child.get_mut() else {
+                continue;
+            };
             // It may have ended by itself, and nobody is left to hear of anything else.
             let _ = child.kill();
             let _ = child.wait();

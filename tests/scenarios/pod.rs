@@ -36,7 +36,7 @@ pub(crate) struct LivePod {
     pub(crate) uid: String,
     pub(crate) recorder: Recorder,
     pub(crate) plugin: Arc<Plugin>,
-    node: Arc<Node>,
+    pub(crate) node: Arc<Node>,
 }
 
 impl LivePod {
@@ -46,6 +46,7 @@ impl LivePod {
         shape: Shape,
         name: String,
     ) -> Result<Self> {
+        let shape = shape.started_by_default(&plugin.start);
         let recorder = Recorder::start(node.pods(), &name);
         let manifest = shape.manifest(&name, &node.name, &node.image)?;
         let class = manifest.spec.as_ref();

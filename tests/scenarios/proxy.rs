@@ -1,10 +1,12 @@
-//! Between the plugin and the runtime's gRPC socket: passes every call on, streams too, but for those
+//! Between the plugin, or the kubelet, and the runtime's gRPC socket: passes every call on, streams too, but for those
 //! that are to fail.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::future::pending;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use anyhow::Result;
 use hyper::body::Incoming;
@@ -15,6 +17,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use tempfile::TempDir;
 use tokio::net::UnixListener;
 use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::sleep;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::transport::Channel;
@@ -29,13 +32,16 @@ pub(crate) enum Fault {
     Always,
     /// None is ever answered.
     Hang,
+    /// The runtime hears of them that much later.
+    Late(Duration),
 }
 
 pub(crate) struct Proxy {
     pub(crate) endpoint: String,
     faults: Arc<Faults>,
     task: JoinHandle<()>,
-    _dir: TempDir,
+    /// Where its socket is, unless somebody else says.
+    _dir: Option<TempDir>,
 }
 
 impl Proxy {
@@ -43,7 +49,16 @@ impl Proxy {
     pub(crate) fn start(runtime: Channel) -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let socket = dir.path().join("cri.sock");
-        let listener = UnixListener::bind(&socket)?;
+        Self::at(&socket, runtime, Some(dir))
+    }
+
+    /// The same, at this place.
+    pub(crate) fn listen(runtime: Channel, socket: &Path) -> Result<Self> {
+        Self::at(socket, runtime, None)
+    }
+
+    fn at(socket: &Path, runtime: Channel, dir: Option<TempDir>) -> Result<Self> {
+        let listener = UnixListener::bind(socket)?;
         let faults = Arc::new(Faults::default());
         Ok(Self {
             endpoint: format!("unix://{}", socket.display()),
@@ -64,6 +79,12 @@ impl Proxy {
         faults.get(method).map_or(0, |(_, met)| *met)
     }
 
+    /// How many calls of the method were under way at the same time, at most.
+    pub(crate) fn most_at_once(&self, method: &str) -> usize {
+        let load = self.faults.load();
+        load.get(method).map_or(0, |(_, most)| *most)
+    }
+
     /// The fault is over. Calls that hang go on hanging. Returns how many calls met it.
     pub(crate) fn mends(&self, method: &str) -> u32 {
         let fault = self.faults.lock().remove(method);
@@ -77,13 +98,32 @@ impl Drop for Proxy {
     }
 }
 
-/// By method, with how many calls met it.
 #[derive(Default)]
-struct Faults(Mutex<HashMap<&'static str, (Fault, u32)>>);
+struct Faults {
+    /// By method, with how many calls met it.
+    faults: Mutex<HashMap<&'static str, (Fault, u32)>>,
+    /// By method, how many calls are under way, and how many were at most.
+    load: Mutex<HashMap<String, (usize, usize)>>,
+}
 
 impl Faults {
     fn lock(&self) -> MutexGuard<'_, HashMap<&'static str, (Fault, u32)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.faults.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn load(&self) -> MutexGuard<'_, HashMap<String, (usize, usize)>> {
+        self.load.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin(&self, method: &str) -> UnderWay<'_> {
+        let mut load = self.load();
+        let (now, most) = load.entry(method.to_owned()).or_default();
+        *now += 1;
+        *most = (*most).max(*now);
+        UnderWay {
+            faults: self,
+            method: method.to_owned(),
+        }
     }
 
     /// What this call meets.
@@ -92,6 +132,20 @@ impl Faults {
         let (fault, met) = faults.get_mut(method)?;
         *met += 1;
         (*fault != Fault::Once || *met == 1).then_some(*fault)
+    }
+}
+
+/// A call, until this is dropped.
+struct UnderWay<'a> {
+    faults: &'a Faults,
+    method: String,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        if let Some((now, _)) = self.faults.load().get_mut(&self.method) {
+            *now -= 1;
+        }
     }
 }
 
@@ -114,13 +168,18 @@ async fn answer(
 ) -> Result<Response<Body>, Infallible> {
     // `/runtime.v1.RuntimeService/StopContainer`
     let method = request.uri().path().rsplit('/').next().unwrap_or_default();
-    match faults.meet(method) {
+    let _under_way = faults.begin(method);
+    let fault = faults.meet(method);
+    if let Some(Fault::Late(time)) = fault {
+        sleep(time).await;
+    }
+    match fault {
         Some(Fault::Hang) => pending().await,
         Some(Fault::Once | Fault::Always) => {
             // The code that runtimes give to most failures.
             Ok(Status::unknown("made to fail").into_http())
         }
-        None => match runtime.oneshot(request.map(Body::new)).await {
+        Some(Fault::Late(_)) | None => match runtime.oneshot(request.map(Body::new)).await {
             Ok(response) => Ok(response),
             Err(error) => Ok(Status::unavailable(error.to_string()).into_http()),
         },

@@ -1,4 +1,4 @@
-//! Between the plugin and the runtime's NRI: passes bytes on until it is told to cut the connection.
+//! Between the plugin and the runtime's NRI: passes bytes on until it is told to cut the connection, or to stay shut.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use tokio::task::{JoinHandle, JoinSet};
 
 pub(crate) struct Relay {
     pub(crate) socket: PathBuf,
-    cut: watch::Sender<()>,
+    shut: watch::Sender<bool>,
     task: JoinHandle<()>,
     _dir: TempDir,
 }
@@ -22,18 +22,24 @@ impl Relay {
         let dir = tempfile::tempdir()?;
         let socket = dir.path().join("nri.sock");
         let listener = UnixListener::bind(&socket)?;
-        let (cut, cuts) = watch::channel(());
+        let (shut, is_shut) = watch::channel(false);
         Ok(Self {
             socket,
-            cut,
-            task: tokio::spawn(serve(listener, target, cuts)),
+            shut,
+            task: tokio::spawn(serve(listener, target, is_shut)),
             _dir: dir,
         })
     }
 
     /// Ends the connections that there are; new ones are welcome.
     pub(crate) fn cut(&self) {
-        self.cut.send_replace(());
+        self.shut(true);
+        self.shut(false);
+    }
+
+    /// Ends the connections that there are, and new ones at once, until it is opened again.
+    pub(crate) fn shut(&self, shut: bool) {
+        self.shut.send_replace(shut);
     }
 }
 
@@ -43,17 +49,19 @@ impl Drop for Relay {
     }
 }
 
-async fn serve(listener: UnixListener, target: PathBuf, cuts: watch::Receiver<()>) {
+async fn serve(listener: UnixListener, target: PathBuf, is_shut: watch::Receiver<bool>) {
     // Ends with this task.
     let mut connections = JoinSet::new();
     while let Ok((plugin, _)) = listener.accept().await {
-        let (target, mut cuts) = (target.clone(), cuts.clone());
-        cuts.mark_unchanged();
+        let (target, mut is_shut) = (target.clone(), is_shut.clone());
+        if *is_shut.borrow_and_update() {
+            continue;
+        }
         connections.spawn(async move {
             tokio::select! {
                 // However it ends, both sides see it end.
                 _ = relay(plugin, target) => {}
-                _ = cuts.changed() => {}
+                _ = is_shut.changed() => {}
             }
         });
     }

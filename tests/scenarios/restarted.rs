@@ -99,6 +99,11 @@ impl Before {
         })
     }
 
+    /// The first container that lasts and is not a fresh instance.
+    pub(crate) fn untold_of_lasting(&self, pod: &LivePod, now: &Snapshot) -> Option<String> {
+        self.not_fresh(pod, now, |kind| kind != Kind::Init)
+    }
+
     /// The first container whose restartCount has not gone up by one. Those that had not run before
     /// the exit (it was an init container's) begin at 0.
     fn miscounted(&self, pod: &LivePod, now: &Snapshot) -> Option<String> {
@@ -213,10 +218,9 @@ impl LivePod {
     /// For restarts that the plugin was killed in: everything runs, and what runs is new. While there
     /// is no plugin there is no gate, so the kubelet may have gone on without the init containers.
     pub(crate) async fn has_recovered(&self, before: &Before) -> Result<()> {
-        let lasting = |kind| kind != Kind::Init;
         let recovered = |now: &Snapshot| {
             self.not_running(now)
-                .or_else(|| before.not_fresh(self, now, lasting))
+                .or_else(|| before.untold_of_lasting(self, now))
         };
         self.recorder
             .until_alive("all containers run again", PATIENCE, recovered)
@@ -435,6 +439,7 @@ impl LivePod {
     /// `lastState` and `logs --previous` of the trigger, wherever its old container stays.
     async fn exit_is_kept(&self, before: &Before, trigger: &str, code: i32) -> Result<()> {
         if !self.shape.keeps_exit_of(trigger, code)?
+            || self.was_cleared_away()
             || self.kubelet_has_collected(before, trigger).await?
         {
             return Ok(());
@@ -453,6 +458,13 @@ impl LivePod {
             "logs --previous of {trigger} has {log:?}"
         );
         Ok(())
+    }
+
+    /// Whether no old container may stay, because a kubelet that starts the pod must find none to run init containers.
+    fn was_cleared_away(&self) -> bool {
+        self.node.is_initialised_by_exited()
+            && self.shape.of_kind(Kind::Init).next().is_some()
+            && self.restart_ended("by replay").is_err()
     }
 
     /// Once a minute the kubelet removes all dead containers of a name but the newest (`kuberuntime_gc.go`). If that

@@ -38,13 +38,16 @@ impl Tally {
         self.failed.values().map(Vec::len).sum()
     }
 
+    pub(crate) fn fail(&mut self, name: String, why: String) {
+        self.failed.entry(name).or_default().push(why);
+    }
+
     fn take(&mut self, outcome: &Outcome) {
         match &outcome.result {
             Ok(()) => self.passed += 1,
             Err(error) if error.is::<Skipped>() => self.skipped += 1,
             Err(error) => {
-                let failures = self.failed.entry(outcome.name.clone()).or_default();
-                failures.push(format!("{error:#}"));
+                self.fail(outcome.name.clone(), format!("{error:#}"));
             }
         }
     }

@@ -125,6 +125,8 @@ impl ContainerShape {
     }
 }
 
+const OPTIONS: &str = "restart-options.reprise.dev";
+
 /// A pod to be: containers in spec order, annotations, `restartPolicy`.
 #[derive(Clone, Debug)]
 pub(crate) struct Shape {
@@ -363,12 +365,33 @@ impl Shape {
 
     /// The pod's options, as `restart-options.reprise.dev`.
     pub(crate) fn options(self, options: &Value) -> Self {
-        self.annotation("restart-options.reprise.dev", options.to_string())
+        self.annotation(OPTIONS, options.to_string())
     }
 
     /// Who starts its containers again.
     pub(crate) fn started_by(self, who: &str) -> Self {
         self.options(&json!({"start": who}))
+    }
+
+    /// The same pod, which asks for that start if it has rules and does not say otherwise: a plugin that were told to
+    /// leave the start to the kubelet would heed no pod.
+    pub(crate) fn started_by_default(self, who: &str) -> Self {
+        let ruled = self
+            .annotations
+            .keys()
+            .any(|key| key.starts_with("restart-rules."));
+        let spec = |it: &ContainerShape| it.fields.contains_key("restartPolicyRules");
+        if !ruled && !self.containers.iter().any(spec) {
+            return self;
+        }
+        let options = self.annotations.get(OPTIONS).map_or("{}", String::as_str);
+        let Ok(mut options) = serde_json::from_str::<Value>(options) else {
+            return self;
+        };
+        if options["start"].is_null() {
+            options["start"] = json!(who);
+        }
+        self.options(&options)
     }
 
     pub(crate) fn host_network(self) -> Self {

@@ -109,6 +109,7 @@ impl Stage {
     /// mirror.
     pub(crate) async fn static_pod(&self, shape: Shape) -> Result<(Arc<LivePod>, PathBuf)> {
         let name = self.name();
+        let shape = shape.started_by_default(&self.plugin.start);
         let mut manifest = shape.manifest(&name, &self.node.name, &self.node.image)?;
         if let Some(spec) = &mut manifest.spec {
             spec.node_name = None;

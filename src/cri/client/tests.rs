@@ -247,7 +247,7 @@ async fn configurations_come_from_the_verbose_info_if_there_is_any() {
         metadata: Some(api::ContainerMetadata::default()),
         ..Default::default()
     });
-    assert!(client.container_info(&id()).await.unwrap().is_none());
+    assert!(client.poststop_hooks(&id()).await.unwrap().is_none());
     let (_, config) = client.container_config(&id()).await.unwrap();
     assert!(config.is_none());
     assert!(client.sandbox_config(&"s1".into()).await.unwrap().is_none());
@@ -257,10 +257,40 @@ async fn configurations_come_from_the_verbose_info_if_there_is_any() {
     let config = client.sandbox_config(&"s1".into()).await.unwrap().unwrap();
     assert!(config.is_complete());
     assert_eq!(config.config.hostname, "web");
-    let value = client.container_info(&id()).await.unwrap().unwrap();
-    assert_eq!(value["config"]["hostname"], "web");
+    assert!(client.poststop_hooks(&id()).await.unwrap().is_none());
+
+    let info = r#"{"runtimeSpec":{"process":{"env":["A=b"]},"hooks":{"prestart":[{"path":"/x"}],
+        "poststop":[{"path":"/y","args":["y","z"]},{"path":"/z"}]}}}"#;
+    fake.answers().info = [("info".to_owned(), info.to_owned())].into();
+    let hooks = client.poststop_hooks(&id()).await.unwrap().unwrap();
+    assert_eq!(hooks, [vec!["y", "z"], vec![]]);
+    let info = r#"{"runtimeSpec":{"hooks":{}}}"#;
+    fake.answers().info = [("info".to_owned(), info.to_owned())].into();
+    assert!(
+        client
+            .poststop_hooks(&id())
+            .await
+            .unwrap()
+            .unwrap()
+            .is_empty()
+    );
+
+    let info = format!(
+        r#"{{"config": {{}}, "env": "{}"}}"#,
+        "x".repeat(MAX_VERBOSE)
+    );
+    fake.answers().info = [("info".to_owned(), info)].into();
+    let error = client.container_config(&id()).await.unwrap_err();
+    assert!(error.to_string().contains("too large"), "{error}");
+    let error = client.poststop_hooks(&id()).await.unwrap_err();
+    assert!(error.to_string().contains("too large"), "{error}");
+    let error = client.sandbox_config(&"s1".into()).await.unwrap_err();
+    assert!(error.to_string().contains("too large"), "{error}");
+    client.container_status(&id()).await.unwrap();
 
     fake.answers().info = [("info".to_owned(), "not JSON".to_owned())].into();
     let error = client.container_config(&id()).await.unwrap_err();
+    assert!(matches!(error, CriError::Malformed { .. }), "{error}");
+    let error = client.poststop_hooks(&id()).await.unwrap_err();
     assert!(matches!(error, CriError::Malformed { .. }), "{error}");
 }

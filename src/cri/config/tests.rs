@@ -95,3 +95,26 @@ fn info_without_a_configuration_is_none_and_a_wrong_type_an_error() {
     let error = recover::<ContainerConfig>("ContainerStatus", &wrong).unwrap_err();
     assert!(matches!(error, CriError::Malformed { .. }), "{error}");
 }
+
+#[test]
+fn an_error_says_where_it_is_and_not_what_is_there() {
+    let secret = "hunter2";
+    let wrong_kinds = [
+        changed(|config| config["metadata"] = json!(secret)),
+        changed(|config| config["linux"]["resources"]["memory_limit_in_bytes"] = json!(secret)),
+        changed(|config| config["envs"][0] = json!(secret)),
+    ];
+    for info in wrong_kinds {
+        let error = recover::<ContainerConfig>("ContainerStatus", &info).unwrap_err();
+        let error = error.to_string();
+        assert!(!error.contains(secret), "{error}");
+        let place = error.rsplit_once("column ").unwrap().1;
+        assert!(place.parse::<usize>().unwrap() > 0, "{error}");
+    }
+    let broken = format!("{{\"config\": {{\"envs\": [{{\"key\": {secret}");
+    let error = recover::<ContainerConfig>("ContainerStatus", &broken).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "ContainerStatus: unusable answer: verbose info: no JSON at line 1, column 30"
+    );
+}

@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::runtime::{Connection, Runtime, in_two_seconds, soon};
-use crate::nri::api::{Container, ContainerAdjustment, Hook, PodSandbox};
+use crate::nri::api::{Container, ContainerAdjustment, FailurePolicy, Hook, PodSandbox};
 use crate::nri::wire::nri::{
     CreateContainerRequest, CreateContainerResponse, StopContainerRequest,
 };
@@ -35,7 +35,10 @@ impl Recorder {
     }
 
     async fn container(&self, call: &str, pod: &PodSandbox, container: &Container) {
-        self.say(format!("{call} {}/{}", pod.name, container.name));
+        let image = container.image.as_ref();
+        let image = image.map(|image| format!(" of {}", image.config_digest));
+        let image = image.unwrap_or_default();
+        self.say(format!("{call} {}/{}{image}", pod.name, container.name));
         match container.name.as_str() {
             "panics" => panic!("as told"),
             "hangs" => pending().await,
@@ -47,6 +50,12 @@ impl Recorder {
 impl Plugin for Recorder {
     fn events(&self) -> EventMask {
         self.events
+    }
+
+    fn failure_policy(&self) -> FailurePolicy {
+        let mut policy = FailurePolicy::new();
+        policy.keep_connected = true;
+        policy
     }
 
     async fn configure(&self, runtime: RuntimeInfo, config: String) -> Result<(), Refusal> {

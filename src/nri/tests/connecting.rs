@@ -24,8 +24,10 @@ async fn a_plugin_registers_and_is_configured_and_synchronised() {
     assert_eq!(registration.plugin_idx, "42");
     let mut request = containerd("v2.3.7");
     request.config = "key: value".into();
-    let events = connection.configure(request).await.unwrap().events;
-    assert_eq!(events, 1 << 3 | 1 << 9);
+    let configured = connection.configure(request).await.unwrap();
+    assert_eq!(configured.events, 1 << 3 | 1 << 9);
+    let policy = configured.failure_policy;
+    assert!(policy.keep_connected && !policy.fail_request);
     plugin
         .called_with(r#"configure containerd v2.3.7 0.12 "key: value""#)
         .await;

@@ -5,17 +5,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
+use protobuf::MessageField;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::time::Instant;
 
-use crate::nri::api::{Container, ContainerAdjustment, PodSandbox};
+use crate::nri::api::{Container, ContainerAdjustment, Image, PodSandbox};
 use crate::nri::testing::{
     Running, Runtime, connected, container, containerd, create, in_two_seconds, pod, soon, stop,
 };
 use crate::nri::wire::nri as wire;
 use crate::nri::wire::nri::{
-    Empty, Event, StateChangeEvent, StopContainerRequest, ValidateContainerAdjustmentRequest,
+    CreateContainerRequest, Empty, Event, StateChangeEvent, StopContainerRequest,
+    ValidateContainerAdjustmentRequest,
 };
 use crate::nri::{EventMask, NriError, Plugin, Stub};
 
@@ -61,6 +63,25 @@ async fn each_event_reaches_its_method_by_a_request_of_its_own() {
     soon(connection.plugin.shutdown(in_two_seconds(), &Empty::new()))
         .await
         .unwrap();
+}
+
+#[tokio::test]
+async fn what_the_runtime_says_of_an_image_reaches_the_plugin() {
+    let (_runtime, connection, mut plugin) = connected().await;
+    let mut request = CreateContainerRequest::new();
+    request.pod = pod("web");
+    request.container = container("app");
+    request.container.mut_or_insert_default().image = MessageField::some(Image {
+        config_digest: "sha256:1".into(),
+        ..Default::default()
+    });
+    let reply = connection
+        .plugin
+        .create_container(in_two_seconds(), &request);
+    soon(reply).await.unwrap();
+    plugin
+        .called_with("create_container web/app of sha256:1")
+        .await;
 }
 
 #[tokio::test]

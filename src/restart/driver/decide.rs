@@ -1,5 +1,6 @@
 //! What an exit means for its pod, and the restarts that follow from it.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -7,13 +8,13 @@ use tokio::task::spawn_blocking;
 
 use super::perform::story;
 use super::places::Place;
-use super::state::State;
-use super::{Driver, Job, unix_ms};
+use super::state::{Gone, State};
+use super::{Driver, Job, Readers};
 use crate::cri::{ContainerState, CriError};
 use crate::ids::{ContainerId, ContainerName, ExitCode};
-use crate::kube::{ContainerKind, RestartPolicy};
+use crate::kube::{ContainerKind, Manifest, RestartPolicy};
 use crate::node::InstanceState;
-use crate::policy::{Action, CompletedContainers, Policy, Rules};
+use crate::policy::{Action, CompletedContainers, Policy, Rules, Unread, Written};
 use crate::report::condition_type;
 use crate::restart::machine::{Effect, Event, Machine};
 use crate::restart::plan::{
@@ -22,10 +23,35 @@ use crate::restart::plan::{
 use crate::restart::replay::{self, Obstacle};
 
 impl Driver {
+    /// Reads what the pod's author wrote, away from the tasks that answer the runtime: it asks about one container at a
+    /// time (`Adaptation.CreateContainer` in NRI's `pkg/adaptation` holds a lock), whosever it is.
+    pub(super) async fn read(self: Arc<Self>, annotations: Unread) {
+        let turn = match annotations.len() {
+            0..=Readers::USUAL => None,
+            _ => self.tools.readers.turn().await,
+        };
+        let read = spawn_blocking(move || Written::read(&annotations)).await;
+        drop(turn);
+        let written = read.unwrap_or_else(|panic| {
+            tracing::error!(pod = %self.pod.key, %panic, "the annotations cannot be read, which is a bug: the pod runs as without the plugin");
+            Written::default()
+        });
+        let mut state = self.lock();
+        state.written = Some(Arc::new(written));
+        self.judge(&mut state);
+        self.say_what_is_bare(&mut state);
+        for id in std::mem::take(&mut state.unjudged) {
+            self.decide(&mut state, &id);
+        }
+        drop(state);
+        self.read.send_replace(true);
+    }
+
     /// What exits mean, from what is known of the pod.
     pub(super) fn judge(&self, state: &mut State) {
-        let annotations = self.annotations.iter();
-        let annotations = annotations.map(|(key, value)| (key.as_str(), value.as_str()));
+        let Some(written) = state.written.clone() else {
+            return;
+        };
         let containers = state.spec.iter().flat_map(|spec| &spec.containers);
         let rules = containers
             .filter(|container| !container.rules.is_empty())
@@ -35,7 +61,7 @@ impl Driver {
             .spec
             .as_ref()
             .map(|spec| spec.container_names().collect::<Vec<_>>());
-        let policy = Policy::from_pod(annotations, rules, native).and_then(|policy| {
+        let policy = Policy::new(written, rules, native).and_then(|policy| {
             if let Some((policy, names)) = policy.as_ref().zip(names) {
                 policy.check_names(&names)?;
             }
@@ -52,18 +78,20 @@ impl Driver {
         };
     }
 
-    /// Without an API server, the manifest says what a static pod is made of.
+    /// A static pod is over when its manifest is. Without an API server, that says what it is made of as well.
     pub(super) fn look_for_manifest(self: &Arc<Self>) {
-        if !self.is_static {
-            return;
-        }
         let driver = Arc::clone(self);
         spawn_blocking(move || {
-            if let Some(spec) = driver.tools.static_pods.find(&driver.pod) {
-                // The API server may have been faster.
-                if driver.lock().spec.is_none() {
-                    driver.spec_changed(Arc::new(spec));
-                }
+            let Some(Manifest { path, spec }) = driver.tools.static_pods.find(&driver.pod) else {
+                return;
+            };
+            let mut state = driver.lock();
+            state.manifest = Some(path);
+            // The API server may have been faster.
+            let unknown = state.spec.is_none();
+            drop(state);
+            if unknown {
+                driver.spec_changed(Arc::new(spec));
             }
         });
     }
@@ -88,16 +116,20 @@ impl Driver {
             self.feed(state, event);
             return;
         }
+        if state.written.is_none() {
+            state.unjudged.push(id.clone());
+            return;
+        }
         if !state.decided.insert(id.clone()) {
             // Its hook came late: what it announces has been settled.
             state.holds.remove(id);
             return;
         }
         match state.asked(id) {
-            Some((trigger, action)) if !state.deleting && self.is_static => {
-                self.begin_unless_withdrawn(trigger, action);
-            }
-            Some((trigger, action)) if !state.deleting => self.begin(state, trigger, action),
+            Some((trigger, action)) if !state.deleting => match state.manifest.clone() {
+                Some(manifest) => self.begin_unless_withdrawn(trigger, action, manifest),
+                None => self.begin(state, trigger, action),
+            },
             _ if state.is_replayed(id) => {}
             _ => {
                 state.holds.remove(id);
@@ -105,11 +137,18 @@ impl Driver {
         }
     }
 
-    /// A static pod is deleted by taking its manifest away, of which no API tells in time.
-    fn begin_unless_withdrawn(self: &Arc<Self>, trigger: Trigger, action: Action) {
+    /// A static pod is deleted by taking its manifest away, of which no API tells in time. That may be taken back before
+    /// the kubelet has noticed, so that it is asked at each exit.
+    fn begin_unless_withdrawn(
+        self: &Arc<Self>,
+        trigger: Trigger,
+        action: Action,
+        manifest: PathBuf,
+    ) {
         let driver = Arc::clone(self);
         spawn_blocking(move || {
-            let withdrawn = driver.tools.static_pods.is_withdrawn(&driver.pod);
+            let static_pods = &driver.tools.static_pods;
+            let withdrawn = static_pods.is_withdrawn(&manifest, &driver.pod);
             let mut state = driver.lock();
             if withdrawn {
                 driver.let_go(&mut state);
@@ -129,7 +168,10 @@ impl Driver {
         let container = trigger.container.clone();
         let id = RestartId(format!("{}-{}", short(container.as_str()), state.restarts));
         let mut circumstances = self.circumstances(state, id, trigger, action, grace);
-        let (scope, now) = (scope(action, &circumstances.trigger), unix_ms());
+        let (scope, now) = (
+            scope(action, &circumstances.trigger),
+            circumstances.decided_up_ms,
+        );
         let wait = state.past.wait(scope.as_ref(), now, &self.tools.back_off);
         circumstances.back_off_ms = millis(wait);
         let (starter, place) = match self.place(state, &circumstances) {
@@ -161,6 +203,7 @@ impl Driver {
         let concerned = |it: &&Member| *action != Action::Restart || it.name == trigger.name;
         let members: Vec<&Member> = members.filter(concerned).collect();
         let asked = state.policy.as_ref().and_then(|it| it.options().start);
+        let start = self.tools.start.asked(asked);
         let spec = state.spec.as_deref();
         let obstacle = if circumstances.back_off_ms > 0 {
             Some(Obstacle::BackOff)
@@ -169,7 +212,7 @@ impl Driver {
         } else if !self.tools.gate.is_there() {
             Some(Obstacle::NoGate)
         } else {
-            replay::obstacle(asked.unwrap_or(self.tools.start), spec, &members)
+            replay::obstacle(start, spec, &members)
         };
         if let Some(obstacle) = obstacle {
             return Err(obstacle);
@@ -190,7 +233,7 @@ impl Driver {
         for id in unstarted {
             state.instances.removed(&id);
             // Whatever is heard of it until it is gone: one that was just being started is none of the next round's.
-            state.removed.insert(id.clone(), i64::MAX);
+            state.removed.insert(id.clone(), Gone::Soon);
             self.sweep(id);
         }
     }
@@ -200,7 +243,7 @@ impl Driver {
         let Some(plan) = state.machine.as_ref().map(Machine::plan) else {
             return;
         };
-        let held = Duration::from_millis(unix_ms().saturating_sub(plan.decided_at_ms));
+        let held = self.tools.clock.since(plan.decided_up_ms);
         let again = plan.again;
         tracing::warn!(pod = %self.pod.key, restart = %plan.id, why, "handing the start over to the kubelet");
         self.sweep_unstarted(state);
@@ -225,12 +268,13 @@ impl Driver {
         let (id, trigger) = (plan.id.clone(), plan.trigger.clone());
         let (action, grace) = (plan.action, Duration::from_millis(plan.grace_ms));
         let condition = plan.condition.clone();
-        let start_at_ms = plan.decided_at_ms + plan.back_off_ms;
+        let back_off = plan.back_off();
+        let back_off = back_off.saturating_sub(self.tools.clock.since(plan.decided_up_ms));
         let mut circumstances = self.circumstances(state, id, trigger, action, grace);
         circumstances.again = again;
         circumstances.starter = starter;
         circumstances.condition = condition;
-        circumstances.back_off_ms = start_at_ms.saturating_sub(circumstances.decided_at_ms);
+        circumstances.back_off_ms = millis(back_off);
         if let Some(plan) = circumstances.plan() {
             self.carry_out(state, plan, held);
         }
@@ -283,13 +327,15 @@ impl Driver {
             keep_completed: state.policy.as_ref().is_some_and(|policy| {
                 policy.options().completed_containers == CompletedContainers::Keep
             }),
-            decided_at_ms: unix_ms(),
+            decided_at_ms: self.tools.clock.unix_ms(),
+            decided_up_ms: self.tools.clock.up_ms(),
             back_off_ms: 0,
             again: 0,
             replayed_inits: state
                 .machine
                 .as_ref()
                 .is_some_and(Machine::has_replayed_inits),
+            exited_initialises: state.native.is_none_or(|it| it.exited_initialises),
         }
     }
 
@@ -329,8 +375,8 @@ impl Driver {
         news
     }
 
+    /// The pod ends: nothing is held any more.
     pub(super) fn let_go(self: &Arc<Self>, state: &mut State) {
-        state.deleting = true;
         self.feed(state, Event::Deleted);
         state.holds.clear();
     }

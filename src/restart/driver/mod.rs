@@ -3,32 +3,43 @@
 //! One driver a pod. Its lock is held only to take note and decide; calls to the runtime, the disk and the API
 //! are made by tasks that own nothing of the pod.
 
+mod bounds;
 mod decide;
+mod hooks;
 mod perform;
 mod places;
 mod replay;
 mod state;
+#[cfg(test)]
+pub(crate) mod stranger_tests;
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot, watch};
 
 use super::back_off::{BackOff, Past};
 use super::machine::{Effect, Event, Found, FoundState, Machine, Phase, Verdict};
 use super::placeholder::Placeholders;
 use super::plan::Plan;
 use super::record::{Record, Records};
+use crate::clock::Clock;
 use crate::cri::{self, Containerd};
 use crate::exit_hold::{Answer, Knock};
 use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity};
 use crate::kube::{KubeletFeatures, PodSpec, StaticPods};
-use crate::node::{Instance, InstanceState, now_ns};
-use crate::policy::Start;
-use crate::report::Reporter;
+use crate::node::{Instance, InstanceState};
+use crate::policy::{Start, Unread};
+use crate::report::{Reporter, Unprotected};
+use bounds::Bounds;
+use hooks::Hooks;
 pub use places::Places;
+pub use state::OLDEST_LIST;
 use state::{Hold, State};
 
 /// An exit that no hook has announced by then may not be held: the container was made before the plugin, or its hook did
@@ -36,7 +47,7 @@ use state::{Hold, State};
 const HOOK_LIMIT: Duration = Duration::from_secs(1);
 
 /// NRI may tell of a container a little before the runtime lists it.
-const LIST_SLACK_NS: i64 = 2_000_000_000;
+const LIST_SLACK: Duration = Duration::from_secs(2);
 
 /// What all drivers use.
 #[derive(Debug)]
@@ -51,7 +62,7 @@ pub struct Tools {
     pub records: Records,
     /// Logs, events and conditions.
     pub reporter: Reporter,
-    /// Who starts containers again where the pod does not say.
+    /// Who starts containers again where no pod asks for anything else, and may.
     pub start: Start,
     /// The gaps between restarts.
     pub back_off: BackOff,
@@ -59,13 +70,38 @@ pub struct Tools {
     pub places: Places,
     /// Where the kubelet has its static pods from.
     pub static_pods: StaticPods,
+    /// What is measured across processes is measured by it.
+    pub clock: Clock,
+    /// Whose turn it is to have its annotations read.
+    pub readers: Readers,
+}
+
+/// Of long annotations, those of one pod are read at a time: however many there are, and whatever is in them, they take one
+/// core, the memory of one, and nothing from those of usual length.
+#[derive(Debug)]
+pub struct Readers(Semaphore);
+
+impl Readers {
+    /// What is no longer takes less than a millisecond.
+    const USUAL: usize = 2 * 1024;
+
+    async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+        // Nobody closes it.
+        self.0.acquire().await.ok()
+    }
+}
+
+impl Default for Readers {
+    fn default() -> Self {
+        Self(Semaphore::new(1))
+    }
 }
 
 /// What is known of a pod when it is first seen.
 #[derive(Debug)]
 pub struct Charge {
-    /// Its annotations in our domain, when its sandbox was made.
-    pub annotations: BTreeMap<String, String>,
+    /// Its annotations when its sandbox was made: they cannot change any more.
+    pub annotations: Unread,
     /// Whether it comes from a manifest on this node.
     pub is_static: bool,
     /// Whether its runtime handler runs hooks on the host.
@@ -98,11 +134,12 @@ impl Gate {
 pub struct Driver {
     tools: Arc<Tools>,
     pod: PodIdentity,
-    annotations: BTreeMap<String, String>,
-    is_static: bool,
     runs_hooks: bool,
     placeholders: Placeholders,
+    bounds: Bounds,
     state: Mutex<State>,
+    /// Its annotations have been read.
+    read: watch::Sender<bool>,
     jobs: mpsc::UnboundedSender<Job>,
 }
 
@@ -115,35 +152,41 @@ enum Job {
 }
 
 impl Driver {
-    /// Takes charge of a pod. `None`: its rules ask for nothing, or cannot be used, which is said here. Must be called
-    /// on the async runtime.
+    /// Takes charge of a pod. Whatever its annotations are, this takes no time: they are read meanwhile. Must be called on
+    /// the async runtime.
     #[must_use]
-    pub fn spawn(tools: Arc<Tools>, pod: PodIdentity, charge: Charge) -> Option<Arc<Self>> {
+    pub fn spawn(tools: Arc<Tools>, pod: PodIdentity, charge: Charge) -> Arc<Self> {
         let (jobs, queue) = mpsc::unbounded_channel();
-        let state = State::new(charge.native, charge.past);
+        let unread = !charge.annotations.is_empty();
+        // Options ask for nothing: until they have been read, rules of the spec have the default ones.
+        let written = (!charge.annotations.has_rules()).then(Arc::default);
         let driver = Arc::new(Self {
             placeholders: Placeholders::new(pod.sandbox.clone()),
+            bounds: Bounds::new(),
             tools,
             pod,
-            annotations: charge.annotations,
-            is_static: charge.is_static,
             runs_hooks: charge.runs_hooks,
-            state: Mutex::new(state),
+            state: Mutex::new(State::new(written, charge.native, charge.past)),
+            read: watch::Sender::new(!unread),
             jobs,
         });
         if let Some(spec) = charge.spec {
             driver.spec_changed(spec);
-        } else {
-            driver.judge(&mut driver.lock());
+        }
+        if charge.is_static {
             driver.look_for_manifest();
         }
-        // Annotations cannot change any more (they are the sandbox's); the spec may yet tell of rules.
-        let hopeless = driver.lock().policy.is_none() && !driver.annotations.is_empty();
-        if hopeless {
-            return None;
+        if unread {
+            tokio::spawn(Arc::clone(&driver).read(charge.annotations));
         }
         tokio::spawn(Arc::clone(&driver).work(queue));
-        Some(driver)
+        driver
+    }
+
+    /// Waits until the pod's annotations have been read, if it has any.
+    pub async fn until_read(&self) {
+        // The sender lives as long as the driver.
+        let _ = self.read.subscribe().wait_for(|read| *read).await;
     }
 
     /// Whether exits of this pod are held, or will be as soon as their hooks knock again.
@@ -153,7 +196,7 @@ impl Driver {
         // A round that begins anew is about containers that were started without a hook, and needs the gate.
         let machine = state.machine.as_ref();
         let holding = machine.is_some_and(|it| it.is_holding() && it.plan().again == 0);
-        holding || !state.holds.is_empty()
+        holding || state.holds.values().any(Hold::lasts)
     }
 
     /// Whose restarts these are.
@@ -162,10 +205,29 @@ impl Driver {
         &self.pod
     }
 
-    /// Whether its containers are to have our hook: there is something to do for the pod, and the host runs hooks.
+    /// Whether a container that is about to be made is to have our hook: there is something to do for the pod, or may
+    /// be, the host runs hooks, and the runtime does not refuse them.
     #[must_use]
-    pub fn wants_hooks(&self) -> bool {
-        self.runs_hooks && self.lock().policy.is_some()
+    pub fn is_to_have_hook(&self, name: &ContainerName) -> bool {
+        let mut state = self.lock();
+        let wanted = self.runs_hooks && state.may_act();
+        state.hooks.ask(name, wanted, Instant::now())
+    }
+
+    /// A container of that name was made, with our hook or without.
+    pub fn was_made(&self, name: &ContainerName, hooked: bool) {
+        self.lock().hooks.made(name, hooked, Instant::now());
+    }
+
+    /// This may be another runtime, or the same with another configuration.
+    pub fn reconnected(&self) {
+        self.lock().hooks = Hooks::default();
+    }
+
+    /// Whether it knows of that container.
+    #[must_use]
+    pub fn knows(&self, id: &ContainerId) -> bool {
+        self.lock().instances.get(id).is_some()
     }
 
     /// Whether that container was made with our hook; `None`: nobody has looked.
@@ -190,6 +252,7 @@ impl Driver {
             self.judge(&mut state);
         }
         if ends {
+            state.deleting = true;
             self.let_go(&mut state);
         }
     }
@@ -203,7 +266,9 @@ impl Driver {
 
     /// The pod is being deleted or its sandbox is gone: nothing is held any more.
     pub fn deleted(self: &Arc<Self>) {
-        self.let_go(&mut self.lock());
+        let mut state = self.lock();
+        state.deleting = true;
+        self.let_go(&mut state);
     }
 
     /// The sandbox is gone for good: the driver ends when what it has begun has ended.
@@ -252,10 +317,7 @@ impl Driver {
     /// A container is no longer in the runtime.
     pub fn removed(self: &Arc<Self>, id: &ContainerId) {
         let mut state = self.lock();
-        state.instances.removed(id);
-        state.holds.remove(id);
-        state.decided.remove(id);
-        state.removed.insert(id.clone(), now_ns());
+        state.gone(id, Instant::now());
         self.feed(&mut state, Event::Gone(id.clone()));
     }
 
@@ -272,7 +334,9 @@ impl Driver {
         let held = machine.is_some_and(|machine| machine.holds(id))
             || (!replaced && state.is_replayed(id));
         let policy = state.policy.as_ref();
-        let covered = policy.is_some_and(|policy| policy.covers(name.as_str()));
+        // Whether it is so is settled when the annotations have been read.
+        let covered =
+            state.written.is_none() || policy.is_some_and(|policy| policy.covers(name.as_str()));
         let watched = !replaced && covered && state.is_member(&name);
         if state.deleting || !(held || watched) {
             // It may be one that the restart under way waits for.
@@ -302,7 +366,7 @@ impl Driver {
     /// Whether the kubelet may create a container of that name now; the refusal is written for people.
     pub fn attempt(self: &Arc<Self>, name: &ContainerName) -> Result<(), String> {
         let mut state = self.lock();
-        if state.policy.is_none() || state.deleting {
+        if !state.may_act() || state.deleting {
             return Ok(());
         }
         // Ours. If the kubelet were faster, the runtime would refuse one of both: they have the same number.
@@ -342,25 +406,24 @@ impl Driver {
         }
     }
 
-    /// What was in the runtime at `asked` (nanoseconds since the Unix epoch), whatever was heard before.
+    /// What was in the runtime at `asked`, no longer than [`OLDEST_LIST`] ago, whatever was heard before.
     /// `begun`: a restart that a predecessor left; `sweep`: placeholders that belong to no restart are leftovers.
     pub fn relisted(
         self: &Arc<Self>,
         mut found: Vec<(ContainerId, Instance)>,
-        asked: i64,
+        asked: Instant,
         begun: Option<Record>,
         sweep: bool,
     ) {
         let mut state = self.lock();
         found.retain(|(id, _)| !state.removed.contains_key(id));
-        state.removed.retain(|_, at| *at >= asked);
         // What was made meanwhile cannot be in the list, and is not gone.
         let known = state.instances.iter();
-        let known = known.filter(|(_, instance)| instance.created_at < asked - LIST_SLACK_NS);
+        let known = known.filter(|(_, it)| it.listed || it.heard_at + LIST_SLACK < asked);
         let known: Vec<ContainerId> = known.map(|(id, _)| id.clone()).collect();
         for id in known {
             if !found.iter().any(|(seen, _)| *seen == id) {
-                state.instances.removed(&id);
+                state.gone(&id, Instant::now());
                 self.feed(&mut state, Event::Gone(id));
             }
         }
@@ -392,15 +455,23 @@ impl Driver {
         self.say_what_is_bare(&mut state);
     }
 
-    /// Says once which containers are not protected.
+    /// Says once which containers are not protected, and once more if that has another reason by then.
     fn say_what_is_bare(&self, state: &mut State) {
         let bare = state.bare();
-        if bare.is_empty() || state.policy.is_none() || state.said_bare {
+        if bare.is_empty() || state.policy.is_none() {
             return;
         }
-        state.said_bare = true;
-        let reporter = &self.tools.reporter;
-        reporter.not_protected(&self.pod, &bare, self.runs_hooks);
+        let why = if !self.runs_hooks {
+            Unprotected::NoHooks
+        } else if state.hooks.are_refused(Instant::now()) {
+            Unprotected::HooksRefused
+        } else {
+            Unprotected::FromBefore
+        };
+        if state.said_bare.replace(why) != Some(why) {
+            let reporter = &self.tools.reporter;
+            reporter.not_protected(&self.pod, &bare, why);
+        }
     }
 
     fn resume(self: &Arc<Self>, state: &mut State, record: Record) {
@@ -410,7 +481,7 @@ impl Driver {
             .iter()
             .map(|(id, instance)| found(id, instance, &plan))
             .collect();
-        let elapsed = Duration::from_millis(unix_ms().saturating_sub(plan.decided_at_ms));
+        let elapsed = self.tools.clock.since(plan.decided_up_ms);
         tracing::info!(pod = %self.pod.key, restart = %plan.id, ?phase, "went on with a restart that was under way");
         let trigger = &plan.trigger;
         state
@@ -437,22 +508,16 @@ impl Driver {
 }
 
 fn found(id: &ContainerId, instance: &Instance, plan: &Plan) -> Found {
-    let created_ms = u64::try_from(instance.created_at / 1_000_000).unwrap_or(0);
     Found {
         id: id.clone(),
         name: instance.name.clone(),
         placeholder: instance.placeholder,
         created_at: instance.created_at,
-        new: created_ms > plan.decided_at_ms,
+        new: !plan.knew(id),
         state: match instance.state {
             InstanceState::Created => FoundState::Created,
             InstanceState::Running => FoundState::Running,
             InstanceState::Ended(code) => FoundState::Exited(code),
         },
     }
-}
-
-fn unix_ms() -> u64 {
-    // A clock before 1970 breaks more than this.
-    u64::try_from(now_ns() / 1_000_000).unwrap_or(0)
 }

@@ -8,13 +8,13 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::decide::scope;
 use super::state::State;
-use super::{Driver, HOOK_LIMIT, Job, unix_ms};
+use super::{Driver, HOOK_LIMIT, Job};
 use crate::cri::{ContainerState, CriError};
 use crate::exit_hold;
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::node::InstanceState;
 use crate::report::Story;
-use crate::restart::machine::{Effect, Event, Machine, Outcome, Phase, time_of_look};
+use crate::restart::machine::{Effect, Event, Machine, Outcome, Phase, time_of_relist};
 use crate::restart::plan::{Plan, Starter, Way};
 use crate::restart::record::Record;
 
@@ -45,7 +45,7 @@ impl Driver {
             };
             tokio::select! {
                 job = queue.recv() => match job {
-                    Some(Job::Do(effect)) => self.perform(effect),
+                    Some(Job::Do(effect)) => self.perform(effect).await,
                     Some(Job::Retime) => {}
                     Some(Job::Close) | None => return,
                 },
@@ -54,9 +54,9 @@ impl Driver {
         }
     }
 
-    pub(super) fn perform(self: &Arc<Self>, effect: Effect) {
+    async fn perform(self: &Arc<Self>, effect: Effect) {
         match effect {
-            Effect::Save => self.save(),
+            Effect::Save => self.save().await,
             Effect::Announce(restarting) => self.announce(restarting),
             Effect::Kill(id) => {
                 let mut state = self.lock();
@@ -69,21 +69,19 @@ impl Driver {
                 tokio::spawn(Arc::clone(self).make_placeholder(name, like));
             }
             Effect::Remove(id) => self.sweep(id),
-            Effect::Finish(outcome) => self.finish(outcome),
+            Effect::Finish(outcome) => self.finish(outcome).await,
             // Done at once in `apply`.
             Effect::Release(_) | Effect::Again | Effect::HandOver(_) => {}
         }
     }
 
-    pub(super) fn save(&self) {
+    async fn save(&self) {
         let record = self.lock().machine.as_ref().map(|machine| Record {
             phase: machine.phase(),
             plan: machine.plan().clone(),
         });
-        if let Some(record) = record
-            && let Err(error) = self.tools.records.save(&record)
-        {
-            tracing::warn!(pod = %self.pod.key, %error, "could not write down the restart: it goes on, but not beyond this process");
+        if let Some(record) = record {
+            self.tools.records.save(record).await;
         }
     }
 
@@ -118,11 +116,9 @@ impl Driver {
                 .map_or(0, |machine| machine.plan().grace_ms),
         );
         loop {
-            let result = self
-                .tools
-                .cri
-                .stop_container(&id, grace, grace + STOP_LIMIT)
-                .await;
+            let cri = &self.tools.cri;
+            let stop = cri.stop_container(&id, grace, grace + STOP_LIMIT);
+            let result = self.bounds.kill(stop).await;
             let event = match result {
                 // The runtime stops nothing that it has not started (containerd `stopContainer`), and starts it then.
                 Ok(()) if self.is_yet_to_end(&id).await => None,
@@ -139,6 +135,7 @@ impl Driver {
                 if self.is_to_be_replaced(&id) {
                     continue;
                 }
+                self.lock().kills.remove(&id);
                 return;
             };
             let mut state = self.lock();
@@ -178,16 +175,18 @@ impl Driver {
                 }
                 return;
             }
+            let turn = self.bounds.to_make().await;
             let began = Instant::now();
-            match self
+            let making = self
                 .placeholders
-                .make(&self.tools.cri, &name, &like, &wanted.0)
-                .await
-            {
+                .make(&self.tools.cri, &name, &like, &wanted.0);
+            let made = making.await;
+            drop(turn);
+            match made {
                 Ok(id) => {
-                    let look = time_of_look(began.elapsed());
+                    let relist = time_of_relist(began.elapsed());
                     if let Some(limit) = self.shields_until(&name) {
-                        sleep_until((Instant::now() + look).min(limit)).await;
+                        sleep_until((Instant::now() + relist).min(limit)).await;
                     }
                     let mut state = self.lock();
                     if round(&state).as_ref() != Some(&wanted) {
@@ -255,12 +254,12 @@ impl Driver {
             if !driver.lock().sweeping.insert(id.clone()) {
                 return;
             }
-            while let Err(error) = driver
-                .tools
-                .cri
-                .remove_when_exited(&id, Instant::now() + REMOVE_LIMIT)
-                .await
-            {
+            loop {
+                let cri = &driver.tools.cri;
+                let remove = cri.remove_when_exited(&id, Instant::now() + REMOVE_LIMIT);
+                let Err(error) = driver.bounds.remove(remove).await else {
+                    break;
+                };
                 tracing::warn!(pod = %driver.pod.key, container = %id, %error, "could not remove a container, trying again");
                 if driver.jobs.is_closed() {
                     return;
@@ -280,7 +279,7 @@ impl Driver {
         }
     }
 
-    pub(super) fn finish(self: &Arc<Self>, outcome: Outcome) {
+    async fn finish(self: &Arc<Self>, outcome: Outcome) {
         let over = {
             let mut state = self.lock();
             // Another restart may have taken its place meanwhile: the record is that one's.
@@ -294,11 +293,9 @@ impl Driver {
             over
         };
         let Some(machine) = over else { return };
-        self.remember(&machine);
-        if let Err(error) = self.tools.records.forget(&self.pod.sandbox) {
-            tracing::warn!(pod = %self.pod.key, %error, "could not remove the record of a restart that is over");
-        }
-        let took = Duration::from_millis(unix_ms().saturating_sub(machine.plan().decided_at_ms));
+        let took = self.tools.clock.since(machine.plan().decided_up_ms);
+        self.remember(&machine).await;
+        self.tools.records.forget(self.pod.sandbox.clone()).await;
         let (reporter, story) = (&self.tools.reporter, story(machine.plan()));
         match outcome {
             Outcome::Completed => reporter.restarted(&story, took),
@@ -310,17 +307,16 @@ impl Driver {
     }
 
     /// The row of restarts goes on from the end of this one.
-    fn remember(&self, machine: &Machine) {
+    async fn remember(&self, machine: &Machine) {
         let plan = machine.plan();
         let past = {
             let mut state = self.lock();
             let scope = scope(plan.action, &plan.trigger);
-            state.past.over(scope.as_ref(), unix_ms());
+            state.past.over(scope.as_ref(), self.tools.clock.up_ms());
             state.past.clone()
         };
-        if let Err(error) = self.tools.records.save_past(&self.pod.sandbox, &past) {
-            tracing::warn!(pod = %self.pod.key, %error, "could not write down the pod's restarts: its back-off ends with this process");
-        }
+        let sandbox = self.pod.sandbox.clone();
+        self.tools.records.save_past(sandbox, past).await;
     }
 
     fn is_to_be_replaced(&self, id: &ContainerId) -> bool {

@@ -10,7 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 const PLACES_PER_CORE: usize = 8;
 const TURNS_PER_CORE: usize = 2;
 /// How long a pod whose containers start one after another waits for its turn. After that it is left to the kubelet, while
-/// there is time for placeholders: a crowd takes seconds to make them.
+/// there is time for placeholders: a burst takes seconds to make them.
 pub(super) const LONGEST_WAIT: Duration = Duration::from_millis(2500);
 
 /// The places of a machine.

@@ -1,7 +1,7 @@
 //! Makes and starts the next attempts of a pod's containers, as the kubelet would.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::{File, Permissions};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -21,7 +21,7 @@ use crate::kube::ContainerKind;
 use crate::node::now_ns;
 use crate::restart::machine::{Event, Machine, Phase};
 use crate::restart::plan::{Plan, RestartId};
-use crate::restart::replay::{Attempt, Obstacle, complete, inits_are_quick, log_link};
+use crate::restart::replay::{Attempt, Obstacle, Room, complete, inits_are_quick, log_link};
 
 /// What a restart is replayed from.
 #[derive(Debug)]
@@ -91,9 +91,16 @@ impl Driver {
         let cri = &self.tools.cri;
         let failed = |error: CriError| Obstacle::Failed(error.to_string());
         let olds = plan.members.iter().filter_map(|it| it.old.as_ref());
-        let containers = try_join_all(olds.map(|old| cri.container_config(&old.id)));
+        let room = Room::default();
+        let containers = try_join_all(olds.map(async |old| {
+            let _turn = self.bounds.to_make().await;
+            let (status, config) = cri.container_config(&old.id).await.map_err(failed)?;
+            let config = complete(status.name.as_str(), config)?;
+            room.take(&config)?;
+            Ok((status, config))
+        }));
         let sandbox = cri.sandbox_config(&self.pod.sandbox);
-        let containers = containers.await.map_err(failed)?;
+        let containers: Vec<_> = containers.await?;
         let is_init = |name: &ContainerName| {
             let member = plan.member(name);
             member.is_some_and(|member| member.kind == ContainerKind::Init)
@@ -101,7 +108,6 @@ impl Driver {
         let statuses = containers.iter().map(|(status, _)| status);
         inits_are_quick(statuses.filter(|it| is_init(&it.name)), now_ns())?;
         let attempts = containers.into_iter().map(|(status, config)| {
-            let config = complete(status.name.as_str(), config)?;
             let attempt = Attempt::after(&status, config, random())?;
             Ok((status.name, attempt))
         });
@@ -212,6 +218,7 @@ impl Driver {
         attempt: &Attempt,
         sandbox: &PodSandboxConfig,
     ) -> Result<ContainerId, ReplayError> {
+        let _turn = self.bounds.to_make().await;
         if !self.is_replaying(restart) {
             return Err(ReplayError::Unwanted);
         }
@@ -219,8 +226,9 @@ impl Driver {
         if !self.tools.gate.is_there() {
             return Err(ReplayError::NoGate);
         }
-        if let Some(path) = &attempt.termination_message {
-            make_termination_message(path)?;
+        if let Some(path) = attempt.termination_message.clone() {
+            let made = spawn_blocking(move || make_termination_message(&path)).await;
+            made.map_err(io::Error::other)??;
         }
         self.lock().creating.insert(name.clone());
         let cri = &self.tools.cri;
@@ -231,6 +239,7 @@ impl Driver {
     }
 
     async fn start(&self, restart: &RestartId, id: &ContainerId) -> Result<(), ReplayError> {
+        let _turn = self.bounds.to_make().await;
         if !self.is_replaying(restart) {
             return Err(ReplayError::Unwanted);
         }
@@ -277,8 +286,8 @@ impl Driver {
 
 /// Writable for everybody, whatever the umask (`makeMounts`, `pkg/kubelet/kuberuntime/kuberuntime_container.go`).
 fn make_termination_message(path: &Path) -> io::Result<()> {
-    File::create_new(path)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o666))
+    // By the open file: whatever stands at that path by then.
+    File::create_new(path)?.set_permissions(Permissions::from_mode(0o666))
 }
 
 fn random() -> u32 {

@@ -1,21 +1,28 @@
 //! What a driver knows of its pod.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
+use super::hooks::Hooks;
 use super::places::{Place, Turn};
 use super::replay::Replay;
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, KubeletFeatures, PodSpec, RestartPolicy, StartDuty};
-use crate::node::{InstanceState, Instances, now_ns};
-use crate::policy::{Action, Policy};
+use crate::node::{InstanceState, Instances};
+use crate::policy::{Action, Policy, Written};
+use crate::report::Unprotected;
 use crate::restart::back_off::Past;
 use crate::restart::machine::Machine;
 use crate::restart::plan::{Member, Old, Plan, RestartId, Trigger};
+
+/// For how long a list of the runtime may have been under way when it is looked at. That long it is remembered what has
+/// been removed.
+pub const OLDEST_LIST: Duration = Duration::from_mins(5);
 
 /// An exit that is held.
 #[derive(Debug)]
@@ -23,7 +30,7 @@ pub(super) struct Hold {
     /// When its hook began to wait.
     pub(super) since: Instant,
     /// The hook waits until this is dropped.
-    pub(super) _release: oneshot::Sender<()>,
+    release: oneshot::Sender<()>,
 }
 
 impl Hold {
@@ -31,16 +38,34 @@ impl Hold {
         let now = Instant::now();
         Self {
             since: now.checked_sub(waited).unwrap_or(now),
-            _release: release,
+            release,
         }
     }
+
+    /// Whether its hook still waits. It gives up by itself.
+    pub(super) fn lasts(&self) -> bool {
+        !self.release.is_closed()
+    }
+}
+
+/// Since when a container is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Gone {
+    /// It is as good as gone, and being removed.
+    Soon,
+    /// Since then.
+    At(Instant),
 }
 
 #[derive(Debug)]
 pub(super) struct State {
-    /// `None`: the rules turned out to be wrong; the pod is left alone.
+    /// What the pod's annotations say. `None`: they are being read.
+    pub(super) written: Option<Arc<Written>>,
+    /// `None`: there are no rules, or they turned out to be wrong; the pod is left alone.
     pub(super) policy: Option<Arc<Policy>>,
     pub(super) spec: Option<Arc<PodSpec>>,
+    /// Of a static pod, when it was first seen.
+    pub(super) manifest: Option<PathBuf>,
     /// What the kubelet does by itself.
     pub(super) native: Option<KubeletFeatures>,
     pub(super) instances: Instances,
@@ -56,27 +81,35 @@ pub(super) struct State {
     pub(super) turn: Option<Turn>,
     /// Containers that the plugin is about to create itself.
     pub(super) creating: HashSet<ContainerName>,
+    pub(super) hooks: Hooks,
     pub(super) kills: HashMap<ContainerId, AbortHandle>,
+    /// Exits that have been seen before the annotations were read.
+    pub(super) unjudged: Vec<ContainerId>,
     /// Exits that have been judged: none begins two restarts.
     pub(super) decided: HashSet<ContainerId>,
-    /// Containers that are gone, or as good as gone, and since when (nanoseconds since the Unix epoch): a list that was
-    /// asked for before may still have them.
-    pub(super) removed: HashMap<ContainerId, i64>,
+    /// Containers that are gone, or as good as gone: a list that was asked for before may still have them.
+    pub(super) removed: HashMap<ContainerId, Gone>,
     /// Containers that are being removed: once is enough.
     pub(super) sweeping: HashSet<ContainerId>,
     pub(super) deleting: bool,
     pub(super) restarts: u32,
     pub(super) past: Past,
     /// What is said once.
-    pub(super) said_bare: bool,
+    pub(super) said_bare: Option<Unprotected>,
     pub(super) said_invalid: bool,
 }
 
 impl State {
-    pub(super) fn new(native: Option<KubeletFeatures>, past: Past) -> Self {
+    pub(super) fn new(
+        written: Option<Arc<Written>>,
+        native: Option<KubeletFeatures>,
+        past: Past,
+    ) -> Self {
         Self {
+            written,
             policy: None,
             spec: None,
+            manifest: None,
             native,
             instances: Instances::default(),
             machine: None,
@@ -85,16 +118,23 @@ impl State {
             place: None,
             turn: None,
             creating: HashSet::new(),
+            hooks: Hooks::default(),
             kills: HashMap::new(),
+            unjudged: Vec::new(),
             decided: HashSet::new(),
             removed: HashMap::new(),
             sweeping: HashSet::new(),
             deleting: false,
             restarts: 0,
             past,
-            said_bare: false,
+            said_bare: None,
             said_invalid: false,
         }
+    }
+
+    /// Whether there is something to do for the pod, or may be when its annotations have been read.
+    pub(super) fn may_act(&self) -> bool {
+        self.policy.is_some() || self.written.is_none()
     }
 
     /// Containers whose exits cannot be held, by name.
@@ -109,7 +149,22 @@ impl State {
     /// Whatever the attempts that a restart replaces exit with belongs to it, even if the news comes when it is over.
     pub(super) fn settle_olds(&mut self, plan: &Plan) {
         let olds = plan.members.iter().filter_map(|member| member.old.as_ref());
-        self.decided.extend(olds.map(|old| old.id.clone()));
+        let olds = olds.map(|old| old.id.clone());
+        let there = olds.filter(|id| self.instances.get(id).is_some());
+        self.decided.extend(there);
+    }
+
+    /// A container is no longer in the runtime: nothing is kept of it but that.
+    pub(super) fn gone(&mut self, id: &ContainerId, now: Instant) {
+        self.instances.removed(id);
+        self.holds.remove(id);
+        self.decided.remove(id);
+        self.kills.remove(id);
+        self.removed.retain(|_, gone| match gone {
+            Gone::Soon => true,
+            Gone::At(at) => now.duration_since(*at) <= OLDEST_LIST,
+        });
+        self.removed.insert(id.clone(), Gone::At(now));
     }
 
     /// For how long the first exit has been held.
@@ -131,13 +186,12 @@ impl State {
         held.collect()
     }
 
-    /// For how long the oldest of the containers that the restart ends has been there.
+    /// For how long the oldest of the containers that the restart ends has been there, at the least.
     pub(super) fn oldest_run(&self, plan: &Plan) -> Duration {
         let olds = plan.members.iter().filter_map(|member| member.old.as_ref());
         let running = olds.filter(|old| old.exit.is_none());
-        let since = running.filter_map(|old| Some(self.instances.get(&old.id)?.created_at));
-        let age = since.min().map_or(0, |since| now_ns() - since);
-        Duration::from_nanos(u64::try_from(age).unwrap_or(0))
+        let since = running.filter_map(|old| Some(self.instances.get(&old.id)?.heard_at));
+        since.min().map_or(Duration::ZERO, |since| since.elapsed())
     }
 
     /// A container as the kubelet sees it: one whose exit is held runs.

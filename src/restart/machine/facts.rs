@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::Machine;
 use super::progress::{NewState, OldState, Progress};
-use super::terms::{Effect, Outcome, PROBE_INTERVAL, Phase, WAKER};
+use super::terms::{Effect, Outcome, Phase, WAKER};
 use crate::ids::{ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::restart::plan::{Member, Way};
@@ -189,14 +189,13 @@ impl Machine {
     }
 
     /// While the kubelet sees a regular container, also a placeholder or one whose hook is about to return, it takes the
-    /// pod for initialised: it starts the sidecars that it misses and goes on without waiting for their startup probes
-    /// (`computePodActions`). It may have looked in such a moment. Where it has not, it looks twice in between, for
-    /// the sidecar to run and for its probe.
+    /// pod for initialised: it starts the sidecars that it misses and goes on in the same sync, without waiting for their
+    /// startup probes (`computePodActions`). It may have relisted in such a moment.
     pub(super) fn is_hasty(&self, index: usize, now: Instant) -> bool {
         let before = self.members().take(index);
         let sidecars = before.filter(|(it, _)| it.kind == ContainerKind::Sidecar);
         let mut probed = sidecars.filter(|(it, _)| it.startup_probe);
-        probed.any(|(_, it)| it.started.is_some_and(|at| now < at + PROBE_INTERVAL))
+        probed.any(|(_, it)| it.steps_until().is_some_and(|until| now < until))
     }
 
     pub(super) fn passed(&self, index: usize) -> bool {
@@ -217,13 +216,24 @@ impl Machine {
         match member.kind {
             // What stands unshielded goes on as it is.
             _ if self.plan.way == Way::Shielded => {
-                member.placeholders == 0 || *new != NewState::None
+                let waits = member.placeholders > 0 && *new == NewState::None;
+                !waits || self.is_left(index)
             }
             ContainerKind::Init if self.plan.ordered => self.passed(index),
             ContainerKind::Init | ContainerKind::Sidecar | ContainerKind::Regular => {
                 *new != NewState::None
             }
         }
+    }
+
+    /// Whether it goes on as without the plugin: it was not started again, and nothing stands before it.
+    pub(super) fn is_left(&self, index: usize) -> bool {
+        let progress = &self.progress[index];
+        let was_to_wait = self.plan.members[index].placeholders > 0;
+        self.left
+            && was_to_wait
+            && progress.new == NewState::None
+            && progress.unstarted().next().is_none()
     }
 
     pub(super) fn outcome(&self, late: bool) -> Option<Outcome> {
@@ -237,7 +247,12 @@ impl Machine {
         if init_failed {
             Some(Outcome::InitFailed)
         } else if (0..self.progress.len()).all(|index| self.settled(index)) {
-            Some(Outcome::Completed)
+            let left = (0..self.progress.len()).any(|index| self.is_left(index));
+            Some(if left {
+                Outcome::TimedOut
+            } else {
+                Outcome::Completed
+            })
         } else {
             late.then_some(Outcome::TimedOut)
         }

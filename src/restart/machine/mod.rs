@@ -35,6 +35,7 @@ use undo::Undo;
 
 /// One restart of one pod.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct Machine {
     plan: Plan,
     phase: Phase,
@@ -55,6 +56,8 @@ pub struct Machine {
     /// When containers may start, until then.
     start_at: Option<Instant>,
     waker: Option<ContainerId>,
+    /// The kubelet goes on by itself (see `leave_rest`).
+    left: bool,
     /// `Clear` removes containers first, then the placeholders that keep the kubelet waiting.
     placeholders_going: bool,
 }
@@ -99,6 +102,7 @@ impl Machine {
                 placeholders: BTreeSet::new(),
                 made: None,
                 new: NewState::None,
+                admitted: None,
                 started: None,
             })
             .collect();
@@ -113,7 +117,7 @@ impl Machine {
         let mut machine = Self::new(plan, Phase::Down, progress, deadline);
         machine.start_at = (now < start_at).then_some(start_at);
         if machine.plan.way == Way::Cleared {
-            machine.unseen_until = Some(now + LOOK_INTERVAL.saturating_sub(ran));
+            machine.unseen_until = Some(now + RELIST_INTERVAL.saturating_sub(ran));
         }
         let mut effects = vec![Effect::Save];
         effects.extend(machine.announce(true));
@@ -224,6 +228,7 @@ impl Machine {
             undo: Undo::default(),
             start_at: None,
             waker: None,
+            left: false,
             placeholders_going: false,
         }
     }
@@ -257,10 +262,10 @@ impl Machine {
             .unwrap_or(self.deadline)
     }
 
-    /// Whether exits are held in this phase.
+    /// Whether exits of what it replaces are held. A replay may have let them go, and wait for a slow init container.
     #[must_use]
     pub fn is_holding(&self) -> bool {
-        self.phase.is_holding(self.plan.way)
+        self.phase.is_holding(self.plan.way) && !self.replay.released
     }
 
     /// Whether the exit of this container belongs to the restart and must stay unseen for now.
@@ -270,7 +275,7 @@ impl Machine {
             |index| self.is_let_go(index) || (self.phase == Phase::Clear && self.goes_first(index));
         let index = self.index_of_old(id);
         let waits = index.is_some_and(|index| !let_go(index));
-        self.is_holding() && waits && !self.replay.released
+        self.is_holding() && waits
     }
 
     /// Whether the exit of a new attempt of that container must stay unseen for now: under Never the kubelet would see a
@@ -314,7 +319,7 @@ impl Machine {
     #[must_use]
     pub fn waiting_for(&self) -> Vec<&ContainerName> {
         (0..self.progress.len())
-            .filter(|&index| !self.settled(index))
+            .filter(|&index| !self.settled(index) || self.is_left(index))
             .map(|index| &self.plan.members[index].name)
             .collect()
     }
@@ -333,8 +338,8 @@ impl Machine {
                 failure.get_or_insert_with(|| format!("{name}: {why}"));
             }
             Event::Made(name, id, took) => {
-                let looked = now + time_of_look(took);
-                effects.extend(self.made(&name, id, looked));
+                let relisted = now + time_of_relist(took);
+                effects.extend(self.made(&name, id, relisted));
             }
             Event::Held(id) => self.set_old(&id, OldState::Held),
             Event::Exited(id) => self.set_old(&id, OldState::Exited),
@@ -388,6 +393,7 @@ impl Machine {
             }
             Phase::Up if self.start_at.is_some_and(|at| now < at) => (Verdict::BackOff, Vec::new()),
             Phase::Up if self.is_turn_of(index) && !self.is_hasty(index, now) => {
+                self.progress[index].admitted = Some(now);
                 (Verdict::Admit, Vec::new())
             }
             Phase::Up => (Verdict::OutOfOrder, Vec::new()),
@@ -499,7 +505,7 @@ impl Machine {
 
     fn leave_down(&mut self, now: Instant, effects: &mut Vec<Effect>) {
         // Nothing that is started in a pod that the kubelet takes for failed would last.
-        if !self.guard_stands() {
+        if !self.guard_stands() && !self.plan.is_by_policy() {
             effects.extend(self.finish(Outcome::Unshielded));
             return;
         }
@@ -525,7 +531,7 @@ impl Machine {
                 effects.extend(bare);
             }
             // The kubelet has nothing to record that it could be seen to have recorded.
-            Way::Cleared if self.guard_is_gone() => {
+            Way::Cleared if self.guard_is_gone() || !self.guard_stands() => {
                 self.enter(Phase::Clear, now, effects);
                 effects.push(Effect::Release(self.olds()));
                 effects.extend(self.removals());
@@ -591,6 +597,7 @@ impl Machine {
                 effects.extend(self.shields_of(index));
             }
         }
+        self.left = true;
         self.plan.way = Way::Shielded;
         self.enter(Phase::Up, now, &mut effects);
         effects.extend(self.announce_down());

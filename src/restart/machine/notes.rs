@@ -126,18 +126,18 @@ impl Machine {
         effects
     }
 
-    /// `looked`: when the kubelet has ended a look that it began before.
+    /// `relisted`: when the kubelet has ended a relist that it began before.
     pub(super) fn made(
         &mut self,
         name: &ContainerName,
         id: ContainerId,
-        looked: Instant,
+        relisted: Instant,
     ) -> Vec<Effect> {
         let wanted = self.phase == Phase::Replay;
         match self.index_of(name).filter(|_| wanted) {
             Some(index) => {
                 self.progress[index].made = Some(id);
-                self.let_nothing_be_seen_before(looked, index);
+                self.let_nothing_be_seen_before(relisted, index);
                 Vec::new()
             }
             None => vec![Effect::Remove(id)],

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use super::terms::{Found, FoundState};
+use super::terms::{Found, FoundState, time_of_step};
 use crate::ids::{ContainerId, ExitCode};
 use crate::restart::plan::Member;
 
@@ -33,6 +33,8 @@ pub(super) struct Progress {
     /// An attempt that a replay has made and not started. Until then it is as good as a placeholder.
     pub(super) made: Option<ContainerId>,
     pub(super) new: NewState,
+    /// When the kubelet was let create the new one, if it was.
+    pub(super) admitted: Option<Instant>,
     /// When the new one started, if that was under our eyes.
     pub(super) started: Option<Instant>,
 }
@@ -53,6 +55,12 @@ impl Progress {
         matches!(self.old, None | Some(OldState::Gone))
     }
 
+    /// Until when the kubelet may be in the sync that has started it.
+    pub(super) fn steps_until(&self) -> Option<Instant> {
+        let (admitted, started) = self.admitted.zip(self.started)?;
+        Some(started + time_of_step(started.saturating_duration_since(admitted)))
+    }
+
     /// As a restart finds it that another process began. `ours`: what has been created since, and not started, may be an
     /// attempt of a replay; else the kubelet is about to start it.
     pub(super) fn from_found(member: &Member, found: &[Found], ours: bool) -> Self {
@@ -63,6 +71,7 @@ impl Progress {
             placeholders: BTreeSet::new(),
             made: None,
             new: NewState::None,
+            admitted: None,
             started: None,
         };
         let old = member.old.as_ref().map(|old| &old.id);

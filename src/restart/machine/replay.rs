@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::Machine;
 use super::progress::{NewState, OldState, Progress};
 use super::terms::{
-    CROWD_LIMIT, Effect, FALLBACK_TIME, IN_FLIGHT_LIMIT, Outcome, Phase, REST_OF_HOLD, UP_LIMIT,
+    BURST_LIMIT, Effect, FALLBACK_TIME, IN_FLIGHT_LIMIT, Outcome, Phase, REST_OF_HOLD, UP_LIMIT,
 };
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
@@ -37,7 +37,7 @@ pub(super) struct Replay {
     time: Time,
     /// Placeholders that were asked for and are not there yet.
     pub(super) coming: usize,
-    /// Until then a look of the kubelet may be under way that has not listed all attempts.
+    /// Until then a relist of the kubelet may be under way that has not listed all attempts.
     pub(super) seen_from: Option<Instant>,
     /// Why it has failed.
     pub(super) failure: Option<String>,
@@ -138,7 +138,7 @@ impl Machine {
         } else {
             if self.may_be_seen() {
                 self.replay.released = true;
-                self.deadline = now + CROWD_LIMIT;
+                self.deadline = now + BURST_LIMIT;
                 effects.push(Effect::Release(self.olds()));
             }
             let turns = (0..self.progress.len()).filter(|&index| self.is_turn_of(index));
@@ -199,7 +199,7 @@ impl Machine {
         let init_waits = inits.any(|(member, it)| {
             self.replay.asked.contains(&member.name) && it.new == NewState::None
         });
-        let harms = init_waits && self.plan.way != Way::Kept;
+        let harms = init_waits && !self.plan.is_by_policy();
         self.is_in_flight() && !harms && self.replay.time != Time::BeyondHold
     }
 

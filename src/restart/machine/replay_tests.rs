@@ -171,11 +171,11 @@ fn start_at_once(world: &mut World) -> Duration {
 }
 
 #[test]
-fn no_exit_is_seen_by_a_look_from_before_the_attempts_were_there() {
+fn no_exit_is_seen_by_a_relist_from_before_the_attempts_were_there() {
     for policy in [RestartPolicy::Never, RestartPolicy::OnFailure] {
         let mut world = replay(policy, PLAIN);
         reach_replay(&mut world);
-        assert_eq!(start_at_once(&mut world), time_of_look(MAKING));
+        assert_eq!(start_at_once(&mut world), time_of_relist(MAKING));
     }
     let mut world = replay(RestartPolicy::Always, PLAIN);
     reach_replay(&mut world);
@@ -183,12 +183,12 @@ fn no_exit_is_seen_by_a_look_from_before_the_attempts_were_there() {
 }
 
 #[test]
-fn a_look_is_waited_for_when_the_replay_is_late() {
+fn a_relist_is_waited_for_when_the_replay_is_late() {
     let mut world = replay(RestartPolicy::Never, PLAIN);
     reach_replay(&mut world);
     world.now = world.machine.deadline().unwrap();
     world.now = world.now.checked_sub(MAKING).unwrap();
-    assert_eq!(start_at_once(&mut world), time_of_look(MAKING));
+    assert_eq!(start_at_once(&mut world), time_of_relist(MAKING));
 }
 
 /// An init container that was replayed asks for another restart.
@@ -249,7 +249,7 @@ fn a_guard_that_is_shielded_before_the_runtime_has_removed_them_proves_nothing()
     world.settle();
     world.attempt("a");
     assert_eq!(world.machine.phase(), Phase::Shielded);
-    world.now += LOOK_INTERVAL;
+    world.now += RELIST_INTERVAL;
     world.attempt("a");
     assert_ne!(world.machine.phase(), Phase::Shielded);
 }
@@ -269,8 +269,10 @@ fn outlast_the_hold() -> World {
     world.now += REST_OF_HOLD;
     world.handle(Event::Tick);
     assert!(world.released.is_empty());
+    assert!(world.machine.is_holding());
     world.settle();
     assert_eq!(world.released, ["a-0", "b-0"].map(ContainerId::from).into());
+    assert!(!world.machine.is_holding());
     assert_eq!(world.attempt("a"), Verdict::NotYet);
     world
 }
@@ -278,7 +280,7 @@ fn outlast_the_hold() -> World {
 #[test]
 fn attempts_that_wait_for_their_turn_shield_the_exits() {
     let mut world = outlast_the_hold();
-    world.now += CROWD_LIMIT / 2;
+    world.now += BURST_LIMIT / 2;
     world.handle(Event::Tick);
     for name in ["a", "b"] {
         let id = format!("{name}-1").into();

@@ -25,7 +25,7 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn begin(plan: Plan) -> Self {
-        Self::begin_after(plan, LOOK_INTERVAL)
+        Self::begin_after(plan, RELIST_INTERVAL)
     }
 
     /// Once the oldest container has run for so long.
@@ -133,6 +133,26 @@ pub(super) const PLAIN: Shape<'_> = &[("a", Regular, RUNS), ("b", Regular, RUNS)
 
 fn all(policy: RestartPolicy, shape: Shape<'_>, trigger: &str) -> World {
     World::begin(circumstances(Some(policy), shape, trigger, 42).restart_all())
+}
+
+#[test]
+fn what_follows_a_probed_sidecar_in_the_same_sync_waits_and_what_follows_its_probe_does_not() {
+    for start in [80, 400] {
+        let shape: Shape<'_> = &[("s", Sidecar, RUNS), ("a", Regular, RUNS)];
+        let mut begun = circumstances(Some(RestartPolicy::Never), shape, "a", 42);
+        begun.containers[0].startup_probe = true;
+        let mut world = World::begin(begun.restart_all());
+        world.settle();
+        assert_eq!(world.attempt("a"), Verdict::NotYet);
+        world.settle();
+        assert_eq!(world.attempt("s"), Verdict::Admit);
+        world.now += Duration::from_millis(start);
+        world.handle(Event::Started("s".into(), "s-1".into()));
+        world.now += Duration::from_millis(start / 2);
+        assert_eq!(world.attempt("a"), Verdict::OutOfOrder, "{start}");
+        world.now += Duration::from_millis(start / 2 + 20);
+        assert_eq!(world.attempt("a"), Verdict::Admit, "{start}");
+    }
 }
 
 #[test]
@@ -450,6 +470,42 @@ fn resume(way_of: Shape<'_>, phase: Phase, seen: &[Found], elapsed: u64) -> (Mac
 }
 
 #[test]
+fn a_restart_that_the_kubelet_has_gone_on_without_is_over() {
+    let shape: Shape<'_> = &[
+        ("i", Init, DONE),
+        ("a", Regular, RUNS),
+        ("b", Regular, RUNS),
+    ];
+    // Nothing had been killed when the plugin died, or nothing had been shielded.
+    for b in [FoundState::Running, FoundState::Exited(Some(ExitCode(137)))] {
+        let seen = [
+            found(
+                "i-0",
+                "i",
+                false,
+                false,
+                FoundState::Exited(Some(ExitCode(0))),
+            ),
+            found(
+                "a-0",
+                "a",
+                false,
+                false,
+                FoundState::Exited(Some(ExitCode(42))),
+            ),
+            found("a-1", "a", false, true, FoundState::Running),
+            found("b-0", "b", false, false, b),
+        ];
+        let (machine, effects) = resume(shape, Phase::Down, &seen, 20);
+        assert!(
+            effects.contains(&Effect::Finish(Outcome::TimedOut)),
+            "{effects:?}"
+        );
+        assert_eq!(machine.waiting_for(), [&"b".into()]);
+    }
+}
+
+#[test]
 fn a_successor_makes_only_the_placeholders_that_are_missing() {
     let seen = [
         found("a-0", "a", false, false, FoundState::Running),
@@ -498,7 +554,7 @@ fn a_container_that_starts_out_of_order_makes_it_begin_anew_but_not_for_ever() {
             plan.clone(),
             &[],
             None,
-            LOOK_INTERVAL,
+            RELIST_INTERVAL,
             Duration::ZERO,
             Instant::now(),
         );
@@ -519,7 +575,7 @@ fn a_placeholder_that_the_kubelet_collects_is_made_again() {
     assert_eq!(world.made, made + 1);
     world.settle();
     assert_eq!(world.machine.phase(), Phase::Up);
-    // The kubelet has not looked yet.
+    // The kubelet has not relisted yet.
     world.handle(Event::Gone("shield-2".into()));
     assert_eq!(world.made, made + 2);
     world.settle();
@@ -548,7 +604,7 @@ fn a_round_that_finds_the_guard_removed_does_not_wait_for_it() {
 /// A round of a restart whose trigger `a` is held.
 fn begin_round(plan: Plan, before: Option<&Machine>, now: Instant) -> (Machine, Vec<Effect>) {
     let held = ["a-0".into()];
-    Machine::begin(plan, &held, before, LOOK_INTERVAL, Duration::ZERO, now)
+    Machine::begin(plan, &held, before, RELIST_INTERVAL, Duration::ZERO, now)
 }
 
 fn old(id: &str, exit: Option<ExitCode>) -> Old {
@@ -711,7 +767,7 @@ fn watchers_are_told_before_anything_is_killed_and_when_all_is_dead() {
         plan,
         &["a-0".into()],
         None,
-        LOOK_INTERVAL,
+        RELIST_INTERVAL,
         Duration::ZERO,
         now,
     );

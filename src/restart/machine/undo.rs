@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::Machine;
 use super::progress::{NewState, Progress};
-use super::terms::{Effect, LOOK_INTERVAL, Phase};
+use super::terms::{Effect, Phase, RELIST_INTERVAL};
 use crate::kube::ContainerKind;
 use crate::restart::plan::Way;
 
@@ -141,7 +141,7 @@ impl Machine {
                 if self.undoes_first() {
                     effects.extend(self.shields_wanted());
                 } else {
-                    self.undo.trusted_from = Some(now + LOOK_INTERVAL);
+                    self.undo.trusted_from = Some(now + RELIST_INTERVAL);
                 }
                 self.undo.stage = Stage::Over;
             }

@@ -3,12 +3,14 @@
 use std::process::Stdio;
 
 use anyhow::{Result, ensure};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::PostParams;
 use serde_json::{Value, json};
 
 use crate::plugin::Sockets;
 use crate::pod::LivePod;
 use crate::scenario::{Scenario, scenarios};
-use crate::shape::{Shape, restart_all_on, rule};
+use crate::shape::{RestartPolicy, Shape, restart_all_on, rule};
 use crate::stage::Stage;
 use crate::wait::{self, PATIENCE};
 
@@ -23,9 +25,16 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         twenty_one_rules_are_reported,
         two_hundred_fifty_six_values_are_reported,
         rules_for_a_container_that_is_not_in_the_pod_are_reported,
+        more_mistakes_than_an_event_can_have_are_reported,
+        annotation_of_a_quarter_of_a_mebibyte_is_reported,
+        anchors_are_reported,
+        pod_that_takes_the_uid_of_another_changes_nothing_for_it,
     ];
     // A second plugin would report the others' annotations, too.
-    scenarios.extend(scenarios![Alone: socket_that_is_missing_is_said_to_be]);
+    scenarios.extend(scenarios![Alone:
+        socket_that_is_missing_is_said_to_be,
+        hook_that_the_runtime_cannot_run_is_said_to_be,
+    ]);
     scenarios
 }
 
@@ -108,6 +117,60 @@ async fn rules_for_a_container_that_is_not_in_the_pod_are_reported(stage: Stage)
     is_reported(&stage, key, &rules.to_string(), &["trainee"]).await
 }
 
+async fn more_mistakes_than_an_event_can_have_are_reported(stage: Stage) -> Result<()> {
+    let mistake = rule(&"RestartEverything".repeat(3), "Within", &[256, 257]);
+    rules_are_reported(&stage, &json!(vec![mistake; 20]), &["rule 2", "…"]).await
+}
+
+/// What it takes to read, and to say what is wrong with, is for the plugin's own tests.
+async fn annotation_of_a_quarter_of_a_mebibyte_is_reported(stage: Stage) -> Result<()> {
+    let value = format!("{{? {} : [{}]}}", "x".repeat(8000), "[],".repeat(80_000));
+    let key = "restart-rules.reprise.dev/pod";
+    is_reported(&stage, key, &value, &["248009", "65536"]).await
+}
+
+async fn anchors_are_reported(stage: Stage) -> Result<()> {
+    let value = "[&a {action: Restart, exitCodes: {operator: In, values: [1]}}, *a]";
+    is_reported(&stage, KEY, value, &["anchors"]).await
+}
+
+/// By an annotation that any pod may have, and as the mirror of a static pod, which anybody may call a pod. That one the
+/// kubelet deletes.
+async fn pod_that_takes_the_uid_of_another_changes_nothing_for_it(stage: Stage) -> Result<()> {
+    let victim = Shape::never()
+        .regular("trainer")
+        .regular("logger")
+        .restarts_all("trainer", 42);
+    let victim = stage.running(victim).await?;
+    // A spec that would have no restart begin.
+    let stranger = Shape::new(RestartPolicy::Always)
+        .regular("stranger")
+        .annotation("kubernetes.io/config.hash", &victim.uid);
+    let other = stage.running(stranger.clone()).await?;
+    other.begin_delete().await?;
+    let node = &stage.node;
+    let name = stage.name();
+    let mirror = stranger.annotation("kubernetes.io/config.mirror", &victim.uid);
+    let mut mirror = mirror.manifest(&name, &node.name, &node.image)?;
+    mirror.metadata.owner_references = Some(vec![OwnerReference {
+        api_version: "v1".to_owned(),
+        kind: "Node".to_owned(),
+        name: node.name.clone(),
+        uid: "unknown".to_owned(),
+        controller: Some(true),
+        ..OwnerReference::default()
+    }]);
+    let pods = node.pods();
+    pods.create(&PostParams::default(), &mirror).await?;
+    wait::until("the kubelet deletes the mirror", PATIENCE, async || {
+        let there = pods.get_opt(&name).await?;
+        Ok(there.map_or(Ok(()), |_| Err("it is there".to_owned())))
+    })
+    .await?;
+    other.recorder.until_gone(PATIENCE).await?;
+    victim.restarts_all("trainer", 42).await
+}
+
 /// As on a node whose runtime has NRI off.
 async fn socket_that_is_missing_is_said_to_be(stage: Stage) -> Result<()> {
     let dir = tempfile::tempdir()?;
@@ -115,9 +178,29 @@ async fn socket_that_is_missing_is_said_to_be(stage: Stage) -> Result<()> {
         nri: dir.path().join("nri.sock"),
         ..Sockets::of(&stage.node)
     };
+    let socket = sockets.nri.to_string_lossy().into_owned();
+    is_refused(&stage, &sockets, &[&socket, "NRI", "disable"]).await
+}
+
+async fn hook_that_the_runtime_cannot_run_is_said_to_be(stage: Stage) -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let hook = dir.path().join("reprise");
+    let path = hook.to_string_lossy().into_owned();
+    let sockets = Sockets {
+        hook: Some(hook.clone()),
+        ..Sockets::of(&stage.node)
+    };
+    is_refused(&stage, &sockets, &[&path, "No such file", "--hook-path"]).await?;
+    std::fs::write(&hook, "")?;
+    is_refused(&stage, &sockets, &[&path, "not executable"]).await
+}
+
+/// A plugin of its own ends with 1, and says these.
+async fn is_refused(stage: &Stage, sockets: &Sockets, needles: &[&str]) -> Result<()> {
+    let dir = tempfile::tempdir()?;
     let mut plugin = stage
         .plugin
-        .command(dir.path(), &sockets)
+        .command(dir.path(), sockets)
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()?;
@@ -129,8 +212,7 @@ async fn socket_that_is_missing_is_said_to_be(stage: Stage) -> Result<()> {
         "ended with {} and said {said:?}",
         output.status
     );
-    let socket = sockets.nri.to_string_lossy();
-    for needle in [socket.as_ref(), "NRI", "disable"] {
+    for needle in needles {
         ensure!(said.contains(needle), "{needle:?} is not in {said:?}");
     }
     ensure!(!said.contains("panicked"), "{said}");

@@ -11,15 +11,18 @@ mod deaths;
 mod deletion;
 mod devices;
 mod ephemeral;
+mod hooks;
 mod inits;
 mod jobs;
 mod kubelet;
 mod late;
 mod launched;
+mod many_containers;
 mod namespaces;
 mod never;
 mod on_failure;
 mod probes;
+mod relists;
 mod replay;
 mod restart_pod;
 mod rules;
@@ -31,14 +34,18 @@ mod static_pods;
 mod three_kinds;
 mod triggers;
 mod trouble;
+mod two_plugins;
 mod untouched;
 mod volumes;
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
 
+use crate::pod::LivePod;
+use crate::proxy::Proxy;
 use crate::scenario::{Company, Scenario};
 use crate::shape::{RestartPolicy, Shape};
 use crate::stage::Stage;
@@ -60,6 +67,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         restart_pod::scenarios(),
         probes::scenarios(),
         replay::scenarios(),
+        relists::scenarios(),
         volumes::scenarios(),
         devices::scenarios(),
         cpus::scenarios(),
@@ -72,16 +80,43 @@ pub(crate) fn all() -> Vec<Scenario> {
         namespaces::scenarios(),
         ephemeral::scenarios(),
         runtimes::scenarios(),
+        hooks::scenarios(),
+        many_containers::scenarios(),
         jobs::scenarios(),
         trouble::scenarios(),
         late::scenarios(),
         launched::scenarios(),
+        two_plugins::scenarios(),
         deletion::scenarios(),
         burst::scenarios(),
         deaths::scenarios(),
         runtime_faults::scenarios(),
     ]
     .concat()
+}
+
+/// From now on the plugin reaches the runtime through a proxy.
+async fn through_proxy(stage: &Stage) -> Result<Proxy> {
+    let proxy = Proxy::start(stage.node.runtime.channel())?;
+    let endpoint = proxy.endpoint.clone();
+    let plugin = &stage.plugin;
+    plugin
+        .detour(|sockets| sockets.cri_endpoint = endpoint)
+        .await?;
+    Ok(proxy)
+}
+
+/// A pod of that shape and two containers, `trainer` and `logger`, each of which has restarted it once.
+async fn restarted_by_both(stage: &Stage, shape: Shape) -> Result<Arc<LivePod>> {
+    let shape = shape
+        .regular("trainer")
+        .regular("logger")
+        .restarts_all("trainer", 42)
+        .restarts_all("logger", 43);
+    let pod = stage.running(shape).await?;
+    pod.restarts_all("trainer", 42).await?;
+    pod.restarts_all("logger", 43).await?;
+    Ok(pod)
 }
 
 /// The same for pods of several policies: `WHAT` becomes `never_pod_WHAT` and so on.

@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 
+use super::restarted_by_both;
 use crate::scenario::{Scenario, scenarios};
 use crate::shape::Shape;
 use crate::stage::Stage;
@@ -118,15 +119,7 @@ async fn never_pod_restarts_when_a_sidecar_says_so(stage: Stage) -> Result<()> {
 }
 
 async fn never_pod_restarts_again_and_again(stage: Stage) -> Result<()> {
-    let shape = Shape::never()
-        .init("fetch")
-        .regular("trainer")
-        .regular("logger")
-        .restarts_all("trainer", 42)
-        .restarts_all("logger", 43);
-    let pod = stage.running(shape).await?;
-    pod.restarts_all("trainer", 42).await?;
-    pod.restarts_all("logger", 43).await?;
+    let pod = restarted_by_both(&stage, Shape::never().init("fetch")).await?;
     pod.restarts_all("trainer", 42).await
 }
 

@@ -45,7 +45,7 @@ fn graceful(shape: Shape, action: &str) -> Shape {
         .regular("logger")
         .on_term(CLEAN_END)
         .rules("trainer", &json!([rule(action, "In", &[42])]))
-        .annotation("restart-options.reprise.dev", "gracePeriodSeconds: 3")
+        .options(&json!({"gracePeriodSeconds": 3}))
         .grace_period_seconds(3600)
 }
 
@@ -100,7 +100,7 @@ async fn a_grace_period_of_a_minute_is_cut_to_four_seconds(stage: Stage) -> Resu
         .regular("server")
         .on_term("")
         .rules("trainer", &json!([rule("RestartPod", "In", &[42])]))
-        .annotation("restart-options.reprise.dev", "gracePeriodSeconds: 60")
+        .options(&json!({"gracePeriodSeconds": 60}))
         .grace_period_seconds(3600);
     let entries = restarted(&stage, shape).await?;
     let took = until_began(&entries, "server")?;

@@ -7,8 +7,9 @@ use futures::future::try_join_all;
 use tokio::time::{Instant, sleep_until};
 
 use super::three_kinds::{ALL, ALWAYS_WITH_INITS, NEVER, NEVER_WITH_INITS, PodKind};
+use super::through_proxy;
 use crate::evidence::Deed;
-use crate::proxy::{Fault, Proxy};
+use crate::proxy::Fault;
 use crate::runtime::{State, describe};
 use crate::scenario::{Company, Scenario, scenarios};
 use crate::stage::Stage;
@@ -60,23 +61,12 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
     scenarios
 }
 
-/// From now on the plugin reaches the runtime through the proxy.
-async fn between(stage: &Stage) -> Result<Proxy> {
-    let proxy = Proxy::start(stage.node.runtime.channel())?;
-    let endpoint = proxy.endpoint.clone();
-    let plugin = &stage.plugin;
-    plugin
-        .detour(|sockets| sockets.cri_endpoint = endpoint)
-        .await?;
-    Ok(proxy)
-}
-
 async fn survive_a_failure(
     stage: Stage,
     method: &'static str,
     kinds: &'static [PodKind],
 ) -> Result<()> {
-    let proxy = between(&stage).await?;
+    let proxy = through_proxy(&stage).await?;
     let pods = try_join_all(kinds.iter().map(|kind| stage.running((kind.shape)()))).await?;
     let mut restarts = Vec::new();
     for pod in pods {
@@ -97,7 +87,7 @@ async fn survive_a_failure(
 }
 
 async fn outlast(stage: Stage, method: &'static str, fault: Fault) -> Result<()> {
-    let proxy = between(&stage).await?;
+    let proxy = through_proxy(&stage).await?;
     let pods = try_join_all(ALL.map(|kind| stage.running((kind.shape)()))).await?;
     proxy.breaks(method, fault);
     let mended = Instant::now() + FAULT;
@@ -116,7 +106,7 @@ async fn a_replay_whose_creating_fails_once_is_the_kubelets(stage: Stage) -> Res
 
 /// One after another: the hold is too short for all at once to be handed over by a runtime that does not answer.
 async fn are_handed_over(stage: Stage, method: &'static str, fault: Fault) -> Result<()> {
-    let proxy = between(&stage).await?;
+    let proxy = through_proxy(&stage).await?;
     let replayed = ALL
         .iter()
         .map(|kind| stage.running((kind.shape)().started_by("Auto")));
@@ -125,7 +115,7 @@ async fn are_handed_over(stage: Stage, method: &'static str, fault: Fault) -> Re
         let restart = UnderWay::of(pod).await?;
         let UnderWay { pod, before } = &restart;
         match fault {
-            Fault::Once | Fault::Always => pod.has_restarted(before).await?,
+            Fault::Once | Fault::Always | Fault::Late(_) => pod.has_restarted(before).await?,
             // In ten seconds the kubelet may collect what it counts restarts by.
             Fault::Hang => pod.has_recovered(before).await?,
         }
@@ -137,7 +127,7 @@ async fn are_handed_over(stage: Stage, method: &'static str, fault: Fault) -> Re
 
 /// Without placeholders a Never pod fails, as it would without the plugin, and as soon.
 async fn are_not_shielded(stage: Stage, fault: Fault) -> Result<()> {
-    let proxy = between(&stage).await?;
+    let proxy = through_proxy(&stage).await?;
     let shielded = try_join_all(SHIELDED.iter().map(|kind| stage.running((kind.shape)()))).await?;
     let always = stage.running((ALWAYS_WITH_INITS.shape)()).await?;
     proxy.breaks("CreateContainer", fault);

@@ -3,21 +3,27 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use kube::ResourceExt;
+use kube::api::DeleteParams;
 use serde_json::json;
 
 use crate::restarted::Before;
 use crate::scenario::{Scenario, scenarios};
 use crate::shape::{Shape, rule};
 use crate::stage::Stage;
-use crate::wait::PATIENCE;
+use crate::wait::{self, PATIENCE};
 
 /// A kubelet that has an API server again hears from it in its own time.
 const RECONNECTED: Duration = Duration::from_mins(3);
+
+/// The kubelet looks at each pod after 90 s at the latest (`workerResyncIntervalJitterFactor`, `pkg/kubelet/pod_workers.go`).
+const RESYNC: Duration = Duration::from_mins(2);
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
     let mut scenarios = scenarios![Shared:
         static_pod_restarts_in_place,
         static_pod_whose_manifest_is_taken_away_is_let_go,
+        static_pod_whose_mirror_was_deleted_restarts_in_place,
     ];
     scenarios.extend(scenarios![Alone: static_pod_restarts_on_a_kubelet_without_an_api_server]);
     scenarios
@@ -51,6 +57,26 @@ async fn static_pod_whose_manifest_is_taken_away_is_let_go(stage: Stage) -> Resu
     let restarted = lines.iter().find(|line| line.contains("in place"));
     ensure!(restarted.is_none(), "{restarted:?}");
     Ok(())
+}
+
+/// The kubelet makes another mirror, but not before it has something to do for the pod.
+async fn static_pod_whose_mirror_was_deleted_restarts_in_place(stage: Stage) -> Result<()> {
+    let (pod, _) = stage.static_pod(three_kinds()).await?;
+    let before = Before::of(&pod).await?;
+    let pods = stage.node.pods();
+    let first = pods.get(&pod.name).await?.uid();
+    let at_once = DeleteParams::default().grace_period(0);
+    pods.delete(&pod.name, &at_once).await?;
+    pod.exit("trainer", 42).await?;
+    pod.until_begun_again(&before).await?;
+    wait::until("the kubelet makes another mirror", RESYNC, async || {
+        let uid = pods.get_opt(&pod.name).await?.and_then(|pod| pod.uid());
+        let renewed = uid.is_some() && uid != first;
+        Ok(renewed.then_some(()).ok_or_else(|| format!("{uid:?}")))
+    })
+    .await?;
+    pod.until_running().await?;
+    pod.restart_ended("all containers run again")
 }
 
 async fn static_pod_restarts_on_a_kubelet_without_an_api_server(stage: Stage) -> Result<()> {

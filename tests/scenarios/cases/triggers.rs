@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use serde_json::json;
 
-use super::under;
+use super::{restarted_by_both, under};
 use crate::evidence::{Deed, Entry};
 use crate::restarted::Before;
 use crate::scenario::{Scenario, scenarios};
@@ -43,9 +43,20 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
             "restarts_when_a_container_exits_as_soon_as_it_runs",
             restarts_as_soon_as_it_runs,
         ),
+        under(
+            &[Never, Always],
+            "restarts_again_when_a_container_exits_after_the_new_start",
+            restarts_again_after_the_new_start,
+        ),
         scenarios![Shared: a_container_that_is_just_being_started_starts_afresh_too],
     ]
     .concat()
+}
+
+/// Of another container than the first time.
+async fn restarts_again_after_the_new_start(stage: Stage, shape: Shape) -> Result<()> {
+    restarted_by_both(&stage, shape).await?;
+    Ok(())
 }
 
 async fn always_pod_restarts_after_an_exit_with_0(stage: Stage) -> Result<()> {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use futures::future::try_join_all;
+use tokio::task::spawn_blocking;
 
 use super::three_kinds;
 use crate::pod::LivePod;
@@ -23,6 +24,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         without_the_plugin_a_never_pod_with_rules_fails,
         pods_restart_while_the_api_server_is_away,
         pod_restarts_after_the_runtime_was_killed,
+        run_directory_that_was_cleared_is_made_again,
     ]);
     scenarios
 }
@@ -106,4 +108,24 @@ async fn pod_restarts_after_the_runtime_was_killed(stage: Stage) -> Result<()> {
     pod.restarts_all("trainer", 42).await?;
     let new = stage.running(never()).await?;
     new.restarts_all("trainer", 42).await
+}
+
+async fn run_directory_that_was_cleared_is_made_again(stage: Stage) -> Result<()> {
+    let pod = stage.running(never()).await?;
+    let dir = stage.plugin.run_dir();
+    std::fs::remove_dir_all(&dir)?;
+    wait::until("hooks find a socket again", PATIENCE, async || {
+        let there = dir.join("hook.sock").exists();
+        Ok(there.then_some(()).ok_or_else(|| "they do not".to_owned()))
+    })
+    .await?;
+    pod.restarts_all("trainer", 42).await?;
+    // It still keeps others away.
+    let mut second = stage.plugin.another();
+    let ended = spawn_blocking(move || second.output()).await??.status;
+    ensure!(
+        ended.code() == Some(1),
+        "a second plugin ended with {ended}"
+    );
+    Ok(())
 }

@@ -32,6 +32,16 @@ pub(super) enum Fault {
     Down(Kind, Ms),
 }
 
+/// Kubelets that differ in what is played here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Version {
+    V1_33,
+    /// `lastState` outlives its container.
+    V1_36,
+    /// An exited regular container initialises a pod.
+    V1_37,
+}
+
 #[derive(Debug, Clone)]
 #[expect(
     clippy::struct_excessive_bools,
@@ -68,7 +78,7 @@ pub(super) struct Case {
     pub(super) tells: bool,
     pub(super) spec_known: bool,
     pub(super) api: bool,
-    pub(super) newer_kubelet: bool,
+    pub(super) kubelet: Version,
     pub(super) fault: Fault,
     /// When the plugin dies and how long it is away.
     pub(super) deaths: Vec<(Ms, Ms)>,
@@ -161,6 +171,14 @@ fn any_action() -> impl Strategy<Value = Action> {
     ]
 }
 
+fn any_version() -> impl Strategy<Value = Version> {
+    prop_oneof![
+        Just(Version::V1_33),
+        Just(Version::V1_36),
+        Just(Version::V1_37)
+    ]
+}
+
 fn any_fault() -> impl Strategy<Value = Fault> {
     let kind = prop_oneof![Just(Kind::Kill), Just(Kind::Make), Just(Kind::Remove)];
     (kind, 0..8, 0..LONGEST_FAULT).prop_map(|(kind, fault, long)| match fault {
@@ -226,7 +244,7 @@ fn any_pod() -> impl Strategy<Value = Case> {
             tells: true,
             spec_known: true,
             api: true,
-            newer_kubelet: false,
+            kubelet: Version::V1_33,
             fault: Fault::None,
             deaths: Vec::new(),
             deleted: None,
@@ -254,7 +272,7 @@ pub(super) fn any_case() -> impl Strategy<Value = Case> {
     let around = (
         prop::bool::weighted(0.9),
         prop::bool::weighted(0.8),
-        any::<bool>(),
+        any_version(),
         any_fault(),
         prop::collection::vec((soon.clone(), 20u64..12_000), 0..=1),
         seldom(soon.clone()),
@@ -264,7 +282,7 @@ pub(super) fn any_case() -> impl Strategy<Value = Case> {
     let luck = prop::collection::vec(any::<u8>(), 0..200);
     (any_pod(), exits, around, luck).prop_map(|(pod, exits, around, luck)| {
         let (own_exit, again, init_fails, back_off, grace, probe, replay, turn, tells) = exits;
-        let (spec_known, api, newer_kubelet, fault, deaths, deleted, nudges, collected) = around;
+        let (spec_known, api, kubelet, fault, deaths, deleted, nudges, collected) = around;
         Case {
             own_exit: own_exit.map(|(at, when, code)| (at.index(pod.containers.len()), when, code)),
             again,
@@ -281,7 +299,7 @@ pub(super) fn any_case() -> impl Strategy<Value = Case> {
             tells,
             spec_known,
             api,
-            newer_kubelet,
+            kubelet,
             fault,
             deaths,
             deleted,

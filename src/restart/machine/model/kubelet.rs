@@ -1,10 +1,11 @@
 //! The kubelet: what it sees at a relist, what it makes of it, and what it starts.
 //!
-//! After `pkg/kubelet` 1.33 to 1.36: `pleg/generic.go`, `kubelet_pods.go` (`convertToAPIContainerStatuses`, `getPhase`),
+//! After `pkg/kubelet` 1.33 to 1.37: `pleg/generic.go`, `kubelet_pods.go` (`convertToAPIContainerStatuses`, `getPhase`),
 //! `status/status_manager.go` (`checkContainerStateTransition`), `kuberuntime_manager.go` (`computePodActions`).
 
 use std::collections::BTreeMap;
 
+use super::case::Version;
 use super::runtime::{Is, KILLED};
 use super::{Case, Job, Ms, Runtime, World};
 use crate::ids::{ContainerId, ContainerName, ExitCode};
@@ -121,7 +122,7 @@ impl Kubelet {
         let last = match (newest.next().map(|seen| seen.state), before.state) {
             (Some(FoundState::Exited(code)), _) => code,
             (Some(_), _) => None,
-            (None, _) if !case.newer_kubelet => None,
+            (None, _) if case.kubelet < Version::V1_36 => None,
             (None, State::Terminated(code)) if !matches!(first.state, FoundState::Exited(_)) => {
                 Some(code)
             }
@@ -164,11 +165,14 @@ impl Kubelet {
 
     /// What to start, in this order; `None`: an init container failed for good, or nothing is left to do.
     fn actions(&self, case: &Case) -> Option<Vec<ContainerName>> {
-        let mut up = |name| match self.state(name) {
+        let up = |name| match self.state(name) {
             Some(FoundState::Created | FoundState::Running) => true,
             Some(FoundState::Exited(_)) | None => false,
         };
-        let mut initialised = case.regulars().any(&mut up);
+        let mut initialised = case.regulars().any(|name| match case.kubelet {
+            Version::V1_33 | Version::V1_36 => up(name),
+            Version::V1_37 => self.state(name).is_some(),
+        });
         let mut known = initialised;
         let mut first = Vec::new();
         let inits: Vec<_> = case.inits().collect();

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use super::case::Kind;
+use super::case::{Kind, Version};
 use super::plugin::Plugin;
 use super::runtime::Is;
 use super::{BEGIN, Ms, World};
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::node::InstanceState;
-use crate::restart::machine::{Event, LOOK_INTERVAL, Machine};
+use crate::restart::machine::{Event, Machine, RELIST_INTERVAL};
 use crate::restart::plan::tests::circumstances;
 use crate::restart::plan::{Circumstances, Member, Old, Plan, RestartId, Starter, Trigger};
 
@@ -159,7 +159,9 @@ impl World {
             restart_policy: case.spec_known.then_some(case.policy),
             grace_ms: case.grace,
             decided_at_ms: self.now,
+            decided_up_ms: self.now,
             replayed_inits: self.machine().is_some_and(Machine::has_replayed_inits),
+            exited_initialises: case.kubelet == Version::V1_37,
             trigger,
             ..circumstances(None, &[], "", 0)
         }
@@ -173,8 +175,8 @@ impl World {
         self.excused |= self.is_initialising() && !self.case.spec_known;
         // Had it ended for good before, then the kubelet has yet to record that it ran.
         let runs = self.runtime.runs.iter();
-        let look = Ms::try_from(LOOK_INTERVAL.as_millis()).unwrap();
-        let began = runs.filter(|run| run.at > BEGIN && run.at + look > self.now);
+        let relist = Ms::try_from(RELIST_INTERVAL.as_millis()).unwrap();
+        let began = runs.filter(|run| run.at > BEGIN && run.at + relist > self.now);
         let last = self.case.containers.last().map(|(name, _)| name);
         self.excused |=
             self.case.completed.is_some() && began.map(|run| &run.name).any(|it| Some(it) == last);
@@ -187,7 +189,7 @@ impl World {
         let spent = since.min().map_or(0, |since| self.now - since).max(held);
         let spent = Duration::from_millis(spent);
         // Whatever runs has run for long enough to have been seen.
-        let ran = LOOK_INTERVAL;
+        let ran = RELIST_INTERVAL;
         let members = plan.members.iter();
         let held = members.filter_map(|it| {
             let old = it.old.as_ref().filter(|old| old.exit.is_none())?;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::runtime::{Container, Is};
 use super::{Case, Job, Ms, World};
-use crate::ids::{ContainerId, ContainerName, ExitCode};
+use crate::ids::{Attempt, ContainerId, ContainerName, ExitCode};
 use crate::node::{Instance, InstanceState, Instances};
 use crate::restart::machine::{Effect, Event, FoundState, Machine, Phase, Verdict};
 use crate::restart::plan::{Plan, RestartId};
@@ -132,7 +132,11 @@ impl World {
                 FoundState::Exited(code) => InstanceState::Ended(code),
             },
             placeholder: container.placeholder,
+            // Clocks are not set here.
+            attempt: Attempt(0),
             created_at: container.created_at,
+            heard_at: Instant::now(),
+            listed: true,
             hooked: running.then_some(container.hooked),
         };
         plugin.instances.insert(id.clone(), instance);

@@ -108,7 +108,7 @@ impl World {
                 name: instance.name.clone(),
                 placeholder: instance.placeholder,
                 created_at: instance.created_at,
-                new: instance.created_at / 1_000_000 > i64::try_from(plan.decided_at_ms).unwrap(),
+                new: !plan.knew(id),
                 state: match instance.state {
                     InstanceState::Created => FoundState::Created,
                     InstanceState::Running => FoundState::Running,

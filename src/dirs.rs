@@ -1,0 +1,91 @@
+//! Directories for what is nobody else's business.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::Path;
+
+use rustix::process::geteuid;
+
+/// Why a directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DirError {
+    /// It cannot be made, or looked at.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// Somebody else could take away what is put there, and put something else in its place.
+    #[error("others than root may write there")]
+    Shared,
+}
+
+/// Makes `dir` for root alone if it is missing. One that is there stays as it is: it may be `/run`. Whatever is put there
+/// needs a mode of its own.
+pub(crate) fn private(dir: &Path) -> Result<(), DirError> {
+    let mut new = fs::DirBuilder::new();
+    new.recursive(true).mode(0o700).create(dir)?;
+    let found = fs::metadata(dir)?;
+    let ours = found.uid() == geteuid().as_raw() && found.mode() & 0o022 == 0;
+    if ours { Ok(()) } else { Err(DirError::Shared) }
+}
+
+/// Does `work`, which writes to `dir`, and once more if somebody has taken the directory away.
+pub(crate) fn within(dir: &Path, work: impl Fn() -> io::Result<()>) -> io::Result<()> {
+    match work() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            private(dir).map_err(io::Error::other)?;
+            work()
+        }
+        result => result,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn mode(dir: &Path) -> u32 {
+        fs::metadata(dir).unwrap().mode() & 0o7777
+    }
+
+    fn with_mode(mode: u32) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(mode)).unwrap();
+        dir
+    }
+
+    #[test]
+    fn what_is_made_is_roots_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/b");
+        private(&path).unwrap();
+        assert_eq!(mode(&path), 0o700);
+    }
+
+    #[test]
+    fn a_directory_that_was_there_keeps_its_mode() {
+        let run = with_mode(0o755);
+        private(run.path()).unwrap();
+        assert_eq!(mode(run.path()), 0o755);
+    }
+
+    #[test]
+    fn a_directory_that_others_write_to_is_refused() {
+        for shared in [0o1777, 0o775] {
+            let dir = with_mode(shared);
+            let error = private(dir.path()).unwrap_err();
+            assert!(matches!(error, DirError::Shared), "{error}");
+            assert_eq!(mode(dir.path()), shared);
+        }
+    }
+
+    #[test]
+    fn a_directory_that_was_taken_away_is_made_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        within(&path, || fs::write(path.join("file"), "")).unwrap();
+        assert!(path.join("file").exists());
+        assert_eq!(mode(&path), 0o700);
+    }
+}

@@ -1,0 +1,37 @@
+//! The doors by which strangers' bytes come in, for the fuzzer (`tests/fuzz`): those that are not public anyway.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use tokio::sync::Notify;
+
+use crate::cri;
+use crate::kube::Pods;
+use crate::nri::{Plugin, Stub, StubBuilder};
+use crate::restart::driver::Tools;
+use crate::restart::replay::Attempt;
+use crate::supervisor::{Parts, Reprise, Roster};
+
+/// The plugin as the runtime meets it, without any pod.
+#[must_use]
+pub fn stub(tools: Tools, run_dir: &Path) -> StubBuilder<impl Plugin> {
+    let (plugin, _) = Reprise::new();
+    let records = tools.records.clone();
+    let roster = Roster::new(Arc::new(tools), Pods::default(), HashMap::new());
+    plugin.begin(Parts {
+        roster: Arc::new(roster),
+        records,
+        hook: "/opt/reprise".into(),
+        hook_socket: run_dir.join("hook.sock"),
+        missed: Arc::new(Notify::new()),
+    });
+    Stub::builder(plugin)
+}
+
+/// Reads a text that claims to be the runtime's verbose info, and replays what container is in it.
+pub fn verbose_info(text: &str) {
+    if let Some((status, config)) = cri::read_verbose_info(text) {
+        let _ = Attempt::after(&status, config, 0);
+    }
+}

@@ -1,0 +1,222 @@
+//! Drivers beside a runtime of the test's own.
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::{Value, json};
+
+use super::testing::tools;
+use super::*;
+use crate::clock::Clock;
+use crate::cri::fake::Fake;
+use crate::ids::{Attempt, PodKey};
+
+const RULES: &str =
+    r#"[{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]"#;
+const HOUR: u64 = 3_600_000;
+
+struct Place {
+    fake: Fake,
+    dir: tempfile::TempDir,
+    clock: Clock,
+    past: Past,
+}
+
+impl Place {
+    fn new() -> Self {
+        let (fake, dir) = (Fake::start(), tempfile::tempdir().unwrap());
+        let clock = tools(fake.client(), dir.path()).clock;
+        Self {
+            fake,
+            dir,
+            clock,
+            past: Past::default(),
+        }
+    }
+
+    /// The driver of a Never pod of containers `a` and `b`, with a rule for exit code 42.
+    async fn driver(&self) -> Arc<Driver> {
+        let tools = Tools {
+            clock: self.clock.clone(),
+            ..tools(self.fake.client(), self.dir.path())
+        };
+        let pod: Value = json!({
+            "metadata": {"name": "p", "namespace": "n", "uid": "u"},
+            "spec": {"restartPolicy": "Never", "containers": [{"name": "a"}, {"name": "b"}]},
+        });
+        let pod: Pod = serde_json::from_value(pod).unwrap();
+        let charge = Charge {
+            annotations: Unread::of([("restart-rules.reprise.dev", RULES)]),
+            is_static: false,
+            runs_hooks: true,
+            native: None,
+            spec: PodSpec::from_pod(&pod, "node").map(Arc::new),
+            past: self.past.clone(),
+        };
+        let key = PodKey {
+            namespace: "n".into(),
+            name: "p".into(),
+        };
+        let pod = PodIdentity {
+            sandbox: "s".into(),
+            uid: "u".into(),
+            key,
+        };
+        let driver = Driver::spawn(Arc::new(tools), pod, charge);
+        driver.until_read().await;
+        driver
+    }
+}
+
+fn runs(name: &str) -> Instance {
+    Instance {
+        name: name.into(),
+        state: InstanceState::Running,
+        placeholder: false,
+        attempt: Attempt(0),
+        created_at: 1,
+        heard_at: Instant::now(),
+        listed: false,
+        hooked: Some(true),
+    }
+}
+
+fn knock(driver: &Arc<Driver>, id: &str) -> Answer {
+    driver.knock(&Knock {
+        container: id.into(),
+        waited: Duration::ZERO,
+    })
+}
+
+/// A restart that `a` has asked for.
+fn begin(driver: &Arc<Driver>) -> Answer {
+    driver.created("a-0".into(), runs("a"));
+    driver.created("b-0".into(), runs("b"));
+    let answer = knock(driver, "a-0");
+    driver.ended(&"a-0".into(), Some(ExitCode(42)));
+    assert!(driver.is_busy());
+    answer
+}
+
+fn with_plan<T>(driver: &Driver, look: impl FnOnce(&Plan) -> T) -> T {
+    look(driver.lock().machine.as_ref().unwrap().plan())
+}
+
+/// Until the machine wants to be asked again.
+fn left(driver: &Driver) -> Duration {
+    let deadline = driver.lock().machine.as_ref().unwrap().deadline();
+    deadline.unwrap().saturating_duration_since(Instant::now())
+}
+
+fn is_about(left: Duration, seconds: f64) -> bool {
+    (left.as_secs_f64() - seconds).abs() < 0.5
+}
+
+/// As a clock may be set at any moment.
+const WALLS: [u64; 3] = [0, 1_700_000_000_000 - HOUR, 1_700_000_000_000 + HOUR];
+
+#[tokio::test]
+async fn a_hold_is_as_old_as_it_is_whatever_the_clock_on_the_wall_is_set_to() {
+    for wall in WALLS {
+        let place = Place::new();
+        let driver = place.driver().await;
+        let _answer = begin(&driver);
+        place.clock.pass(Duration::from_secs(4));
+        place.clock.set_wall(wall);
+        driver.hand_over(&mut driver.lock(), "a test".into());
+        // 6.5 s less 4 s.
+        let left = left(&driver);
+        assert!(is_about(left, 2.5), "{wall}: {left:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_back_off_is_as_long_as_it_was_meant_to_be_whatever_the_clock_on_the_wall_is_set_to() {
+    for wall in WALLS {
+        let mut place = Place::new();
+        let back_off = BackOff::try_new(
+            Duration::from_secs(10),
+            Duration::from_mins(5),
+            Duration::from_mins(10),
+        );
+        let up = place.clock.up_ms();
+        place.past.begun(None, up, &back_off.unwrap());
+        let driver = place.driver().await;
+        let _answer = begin(&driver);
+        assert_eq!(with_plan(&driver, |plan| plan.back_off_ms), 10_000);
+        place.clock.pass(Duration::from_secs(4));
+        place.clock.set_wall(wall);
+        driver.hand_over(&mut driver.lock(), "a test".into());
+        assert_eq!(with_plan(&driver, |plan| plan.back_off_ms), 6_000);
+
+        let plan = with_plan(&driver, Plan::clone);
+        let successor = place.driver().await;
+        place.clock.pass(Duration::from_secs(2));
+        place.clock.set_wall(wall.wrapping_add(HOUR));
+        let phase = Phase::Up;
+        successor.relisted(
+            Vec::new(),
+            Instant::now(),
+            Some(Record { phase, plan }),
+            false,
+        );
+        let left = left(&successor);
+        assert!(is_about(left, 4.0), "{wall}: {left:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_has_come_since_a_restart_was_decided_is_new_whatever_the_clock_on_the_wall_was_set_to()
+ {
+    let place = Place::new();
+    let driver = place.driver().await;
+    let _answer = begin(&driver);
+    let plan = with_plan(&driver, Plan::clone);
+    let past = Instance {
+        created_at: 0,
+        ..runs("a")
+    };
+    assert!(found(&"a-1".into(), &past, &plan).new);
+    let future = Instance {
+        created_at: i64::MAX,
+        ..runs("a")
+    };
+    assert!(!found(&"a-0".into(), &future, &plan).new);
+}
+
+#[tokio::test]
+async fn a_hold_whose_hook_has_given_up_keeps_nobody_waiting() {
+    let place = Place::new();
+    let driver = place.driver().await;
+    driver.created("a-0".into(), runs("a"));
+    let Answer::Wait(hook) = knock(&driver, "a-0") else {
+        panic!("it is not held")
+    };
+    assert!(driver.holds());
+    drop(hook);
+    assert!(!driver.holds());
+}
+
+#[tokio::test]
+async fn nothing_is_kept_of_containers_that_are_gone() {
+    let place = Place::new();
+    let driver = place.driver().await;
+    let _answer = begin(&driver);
+    driver.removed(&"a-0".into());
+    driver.relisted(
+        Vec::new(),
+        Instant::now() + Duration::from_secs(3),
+        None,
+        false,
+    );
+    let mut state = driver.lock();
+    assert_eq!(state.instances.iter().count(), 0);
+    assert!(state.holds.is_empty() && state.decided.is_empty() && state.kills.is_empty());
+
+    let mut now = Instant::now();
+    for number in 0..2_000 {
+        now += Duration::from_secs(1);
+        state.gone(&number.to_string().as_str().into(), now);
+    }
+    assert!(state.removed.len() <= 301, "{}", state.removed.len());
+}

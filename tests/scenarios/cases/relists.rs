@@ -1,0 +1,75 @@
+//! When the kubelet looks at the runtime: at once when the runtime tells of an end (`EventedPLEG`), or seldom.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use futures::future::try_join_all;
+
+use super::three_kinds;
+use crate::pod::LivePod;
+use crate::proxy::{Fault, Proxy};
+use crate::scenario::{Scenario, Skipped, scenarios};
+use crate::stage::Stage;
+
+/// What a list of containers takes on a node that is as busy as that: a relist makes one for all pods, and one more for
+/// each pod that has changed.
+const SLOW_LIST: Duration = Duration::from_secs(1);
+
+pub(crate) fn scenarios() -> Vec<Scenario> {
+    scenarios![Alone:
+        pods_restart_under_a_kubelet_that_relists_on_events,
+        pods_restart_under_a_kubelet_that_relists_seldom,
+    ]
+}
+
+async fn pods_restart_under_a_kubelet_that_relists_on_events(stage: Stage) -> Result<()> {
+    if !stage.node.relists_on_events() {
+        bail!(Skipped("before 1.37 it believes the runtime's events"));
+    }
+    stage
+        .node
+        .swap_kubelet("kubelet", "kubelet-evented-pleg")
+        .await?;
+    let restarted = all_kinds_restart_twice(&stage).await;
+    stage
+        .node
+        .swap_kubelet("kubelet-evented-pleg", "kubelet")
+        .await?;
+    restarted
+}
+
+async fn pods_restart_under_a_kubelet_that_relists_seldom(stage: Stage) -> Result<()> {
+    let socket = stage.node.other_runtime_socket();
+    let proxy = Proxy::listen(stage.node.runtime.channel(), &socket)?;
+    stage
+        .node
+        .swap_kubelet("kubelet", "kubelet-other-runtime")
+        .await?;
+    proxy.breaks("ListContainers", Fault::Late(SLOW_LIST));
+    let restarted = all_kinds_restart_twice(&stage).await;
+    stage
+        .node
+        .swap_kubelet("kubelet-other-runtime", "kubelet")
+        .await?;
+    std::fs::remove_file(socket)?;
+    restarted
+}
+
+async fn all_kinds_restart_twice(stage: &Stage) -> Result<()> {
+    for start in ["Kubelet", "Auto"] {
+        let pods = three_kinds::ALL.map(|kind| stage.pod((kind.shape)().started_by(start)));
+        let pods = try_join_all(pods).await?;
+        try_join_all(pods.iter().map(restarts_twice)).await?;
+        stage.delete_pods().await?;
+    }
+    Ok(())
+}
+
+async fn restarts_twice(pod: &Arc<LivePod>) -> Result<()> {
+    pod.until_running().await?;
+    for _ in 0..2 {
+        pod.restarts_all("trainer", 42).await?;
+    }
+    Ok(())
+}

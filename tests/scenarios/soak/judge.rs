@@ -1,0 +1,189 @@
+//! What must be true of a pod after a bout.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::strikes::Struck;
+use super::witness::Witness;
+use crate::evidence::Deed;
+use crate::pod::LivePod;
+use crate::recorder::Snapshot;
+use crate::restarted::{Before, TWO_RELISTS};
+use crate::runtime::{Container, State, describe};
+use crate::shape::{Kind, RestartPolicy};
+use crate::wait;
+
+/// From the end of the last fault until a pod must have settled.
+const LIMIT: Duration = Duration::from_mins(1);
+/// A plugin that is back by then finds its hooks waiting: they give up after 8 s.
+const IN_TIME: Duration = Duration::from_secs(7);
+
+/// A pod whose trigger exits, and what is known of it.
+pub(crate) struct Case {
+    pod: Arc<LivePod>,
+    before: Before,
+    pub(super) witness: Witness,
+}
+
+impl Case {
+    pub(super) fn new(pod: Arc<LivePod>, before: Before, witness: Witness) -> Self {
+        Self {
+            pod,
+            before,
+            witness,
+        }
+    }
+
+    /// Waits until the pod is as it is to be, and says in a word how that is.
+    pub(super) async fn is_settled(&self, struck: &Struck) -> Result<&'static str> {
+        let pod = &self.pod;
+        let must_restart = self.witness.held() && struck.plugin_back < IN_TIME;
+        let settled = wait::until("the pod has settled", LIMIT, async || {
+            self.unsettled(must_restart).await
+        });
+        let outcome = settled.await.with_context(|| {
+            let held = if must_restart {
+                "its exits were held and "
+            } else {
+                ""
+            };
+            format!("{}: {held}the pod has not come to rest", pod.name)
+        })?;
+        let lasts = pod.recorder.stays_for(TWO_RELISTS, |now| {
+            let over = now.is_over() && outcome != FAILED;
+            over.then(|| format!("the pod is {}", now.phase))
+        });
+        lasts
+            .await
+            .with_context(|| format!("{}: it did not last", pod.name))?;
+        let seen = pod.seen_since(&self.before);
+        counts_only_go_up(&seen).with_context(|| pod.name.clone())?;
+        if must_restart {
+            let failed = seen.iter().find(|it| it.is_over());
+            ensure!(
+                failed.is_none(),
+                "{}: its exits were held, and it was seen {}",
+                pod.name,
+                failed.map_or("", |it| &it.phase)
+            );
+            self.regulars_began_last()
+                .with_context(|| pod.name.clone())?;
+        }
+        Ok(outcome)
+    }
+
+    /// How the pod is if it is at rest, or else why it is not.
+    async fn unsettled(&self, must_restart: bool) -> Result<Result<&'static str, String>> {
+        let pod = &self.pod;
+        // The runtime may be just coming back.
+        let containers = match pod.containers().await {
+            Ok(containers) => containers,
+            Err(error) => return Ok(Err(format!("{error:#}"))),
+        };
+        if let Some(problem) = litter(&containers) {
+            return Ok(Err(format!("{problem}\n{}", describe(&containers))));
+        }
+        if pod.plugin.record_file(&self.before.sandbox).exists() {
+            return Ok(Err("a restart is on record".to_owned()));
+        }
+        let now = pod.recorder.current();
+        let unsettled = || format!("{now}\n{}", describe(&containers));
+        if let Some((kind, _)) = now.restarting.iter().find(|(_, told)| told.status) {
+            return Ok(Err(format!("{kind} is True: {}", unsettled())));
+        }
+        // One that has failed, because nobody held its exits any more, has failed by whatever was last.
+        let mut broken = now.containers.iter();
+        let broken = broken.find(|(_, seen)| seen.state.contains("StartError"));
+        if let Some((name, _)) = broken.filter(|_| must_restart || !now.is_over()) {
+            return Ok(Err(format!("{name} could not be started: {}", unsettled())));
+        }
+        let ran = containers.iter().any(|it| it.state() == State::Running);
+        let healthy = pod.not_running(&now).is_none();
+        Ok(
+            if healthy && self.before.untold_of_lasting(pod, &now).is_none() {
+                Ok(RESTARTED)
+            } else if must_restart {
+                Err(unsettled())
+            } else if healthy {
+                Ok("runs on")
+            } else if now.is_over() && !ran {
+                Ok(FAILED)
+            } else if self.is_left_alone(&now) {
+                Ok("is left alone")
+            } else {
+                Err(unsettled())
+            },
+        )
+    }
+
+    /// As without the plugin: a `Never` pod whose container has exited for good, and whose others run.
+    fn is_left_alone(&self, now: &Snapshot) -> bool {
+        let shape = &self.pod.shape;
+        shape.policy == RestartPolicy::Never
+            && shape.containers.iter().all(|it| {
+                let seen = now.containers.get(it.name);
+                let exited = seen.is_some_and(|seen| seen.state.starts_with("exit "));
+                exited || it.unhealthy(now).is_none()
+            })
+    }
+
+    /// As the containers themselves wrote it down: what runs now began after the init containers were through.
+    fn regulars_began_last(&self) -> Result<()> {
+        let after = self.pod.evidence_since(&self.before)?;
+        let last = |name: &str, deed: &Deed| {
+            let mut entries = after.iter();
+            entries.rposition(|it| it.container == name && it.deed == *deed)
+        };
+        let through = self.pod.shape.of_kind(Kind::Init);
+        let through = through.map(|it| (it.name, last(it.name, &Deed::Ended)));
+        for (init, through) in through {
+            let through = through.with_context(|| format!("{init} did not run again"))?;
+            for regular in self.pod.shape.of_kind(Kind::Regular) {
+                let began = last(regular.name, &Deed::Began);
+                ensure!(
+                    began.is_some_and(|began| began > through),
+                    "{} began before {init} was through",
+                    regular.name
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+const RESTARTED: &str = "restarted";
+const FAILED: &str = "failed";
+
+/// What nobody would ever take away, or what must never be.
+fn litter(containers: &[Container]) -> Option<String> {
+    let mut running = BTreeMap::<&str, usize>::new();
+    for container in containers {
+        if container.is_placeholder() {
+            return Some("a placeholder is there".to_owned());
+        }
+        match container.state() {
+            State::Created => return Some(format!("{} was never started", container.name())),
+            State::Running => *running.entry(container.name()).or_default() += 1,
+            State::Exited | State::Unknown => {}
+        }
+    }
+    let twice = running.into_iter().find(|(_, count)| *count > 1);
+    twice.map(|(name, _)| format!("{name} runs twice"))
+}
+
+/// `restartCount` of each container, in the order in which the API server told of it.
+fn counts_only_go_up(seen: &[Snapshot]) -> Result<()> {
+    let mut highest = BTreeMap::<&str, i32>::new();
+    for (name, now) in seen.iter().flat_map(|it| &it.containers) {
+        let before = highest.insert(name, now.restarts).unwrap_or(0);
+        ensure!(
+            now.restarts >= before,
+            "restartCount of {name} went from {before} to {}",
+            now.restarts
+        );
+    }
+    Ok(())
+}
