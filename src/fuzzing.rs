@@ -10,6 +10,7 @@ use crate::cri;
 use crate::kube::Pods;
 use crate::nri::{Plugin, Stub, StubBuilder};
 use crate::restart::driver::Tools;
+use crate::restart::plan::RestartId;
 use crate::restart::replay::Attempt;
 use crate::supervisor::{Parts, Reprise, Roster};
 
@@ -32,6 +33,6 @@ pub fn stub(tools: Tools, run_dir: &Path) -> StubBuilder<impl Plugin> {
 /// Reads a text that claims to be the runtime's verbose info, and replays what container is in it.
 pub fn verbose_info(text: &str) {
     if let Some((status, config)) = cri::read_verbose_info(text) {
-        let _ = Attempt::after(&status, config, 0);
+        let _ = Attempt::after(&status, config, &RestartId("c1-1".into()), 0);
     }
 }

@@ -72,7 +72,10 @@ pub(crate) fn document<T: DeserializeOwned>(text: &str) -> Result<T, YamlError> 
 
 /// Reads every document of a stream; empty ones are left out.
 pub(crate) fn documents(text: &str) -> Result<Vec<Value>, YamlError> {
-    Ok(serde_saphyr::from_multiple_with_options(text, bounds(text))?)
+    Ok(serde_saphyr::from_multiple_with_options(
+        text,
+        bounds(text),
+    )?)
 }
 
 /// Reads what a pod's author wrote, on a node that has better things to do: no more than `nodes` scalars, lists and

@@ -15,6 +15,34 @@ pub(crate) const RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
 /// The annotation by which a placeholder is known: its value is the restart that made it.
 pub const PLACEHOLDER_ANNOTATION: &str = "reprise.dev/placeholder";
 
+/// The same of an attempt that a replay made.
+pub const REPLAY_ANNOTATION: &str = "reprise.dev/replay";
+
+/// Who made a container. What the kubelet made, it is about to start; what we made and did not start is ours to remove.
+/// Later ones count: what we make has the annotations of the attempt before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Maker {
+    /// The kubelet.
+    Kubelet,
+    /// A replay, as the next attempt.
+    Replay,
+    /// A restart, as a placeholder, which never runs.
+    Placeholder,
+}
+
+impl Maker {
+    /// The maker of a container with these annotations.
+    #[must_use]
+    pub fn of<'a>(annotations: impl IntoIterator<Item = (&'a String, &'a String)>) -> Self {
+        let makers = annotations.into_iter().map(|(key, _)| match key.as_str() {
+            PLACEHOLDER_ANNOTATION => Self::Placeholder,
+            REPLAY_ANNOTATION => Self::Replay,
+            _ => Self::Kubelet,
+        });
+        makers.max().unwrap_or(Self::Kubelet)
+    }
+}
+
 /// How far a container's process is, which is sooner than what the CRI shows; in the order in which it happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum InstanceState {
@@ -33,8 +61,8 @@ pub struct Instance {
     pub name: ContainerName,
     /// How far it is.
     pub state: InstanceState,
-    /// Whether it is one of our placeholders.
-    pub placeholder: bool,
+    /// Who made it.
+    pub maker: Maker,
     /// Which attempt of that name it is.
     pub attempt: Attempt,
     /// When it was created: nanoseconds since the Unix epoch, by a clock that may have been set since. The kubelet goes by
@@ -46,6 +74,21 @@ pub struct Instance {
     pub listed: bool,
     /// Whether it was made with our hook, so that its exit can be held; `None`: nobody has looked.
     pub hooked: Option<bool>,
+}
+
+impl Instance {
+    /// Whether it is one of our placeholders.
+    #[must_use]
+    pub fn is_placeholder(&self) -> bool {
+        self.maker == Maker::Placeholder
+    }
+
+    /// Whether a restart made it that did not start it. Without that restart nobody will.
+    #[must_use]
+    pub fn is_unstarted_of_ours(&self) -> bool {
+        let unstarted = self.state == InstanceState::Created;
+        self.is_placeholder() || (self.maker == Maker::Replay && unstarted)
+    }
 }
 
 /// The containers of one pod.
@@ -121,7 +164,7 @@ impl Instances {
     pub fn newest(&self, name: &ContainerName) -> Option<(&ContainerId, &Instance)> {
         self.by_id
             .iter()
-            .filter(|(_, instance)| instance.name == *name && !instance.placeholder)
+            .filter(|(_, instance)| instance.name == *name && !instance.is_placeholder())
             .max_by_key(|(_, instance)| (instance.attempt, instance.created_at))
     }
 
@@ -132,7 +175,7 @@ impl Instances {
         let attempts = self
             .by_id
             .iter()
-            .filter(|(_, instance)| instance.name == *name && !instance.placeholder);
+            .filter(|(_, instance)| instance.name == *name && !instance.is_placeholder());
         attempts
             .map(|(id, _)| id)
             .filter(|id| Some(*id) != newest)
@@ -147,7 +190,7 @@ impl Instances {
             .iter()
             .find(|(_, instance)| {
                 instance.name == *name
-                    && !instance.placeholder
+                    && !instance.is_placeholder()
                     && instance.state == InstanceState::Running
             })
             .map(|(id, _)| id)
@@ -162,7 +205,11 @@ impl Instances {
     #[must_use]
     pub fn names_by_creation(&self) -> Vec<ContainerName> {
         let mut first: BTreeMap<&ContainerName, i64> = BTreeMap::new();
-        for instance in self.by_id.values().filter(|instance| !instance.placeholder) {
+        for instance in self
+            .by_id
+            .values()
+            .filter(|instance| !instance.is_placeholder())
+        {
             let at = first.entry(&instance.name).or_insert(i64::MAX);
             *at = (*at).min(instance.created_at);
         }
@@ -196,7 +243,7 @@ mod tests {
         Instance {
             name: name.into(),
             state,
-            placeholder: false,
+            maker: Maker::Kubelet,
             attempt: Attempt(0),
             created_at,
             heard_at: Instant::now(),
@@ -248,13 +295,27 @@ mod tests {
     }
 
     #[test]
+    fn who_made_a_container_is_told_by_what_it_has_beside_what_was_copied() {
+        let of = |keys: &[&str]| {
+            let annotations = keys.iter().map(|key| ((*key).to_owned(), String::new()));
+            let annotations: BTreeMap<_, _> = annotations.collect();
+            Maker::of(&annotations)
+        };
+        assert_eq!(of(&[]), Maker::Kubelet);
+        assert_eq!(of(&[RESTART_COUNT]), Maker::Kubelet);
+        assert_eq!(of(&[RESTART_COUNT, REPLAY_ANNOTATION]), Maker::Replay);
+        let both = [PLACEHOLDER_ANNOTATION, REPLAY_ANNOTATION];
+        assert_eq!(of(&both), Maker::Placeholder);
+    }
+
+    #[test]
     fn placeholders_are_no_attempts() {
         let mut pod = Instances::default();
         pod.insert("c1".into(), instance("a", InstanceState::Running, 1));
         pod.insert(
             "c2".into(),
             Instance {
-                placeholder: true,
+                maker: Maker::Placeholder,
                 ..instance("a", InstanceState::Created, 2)
             },
         );

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use prost::Message;
 
-use super::plan::{Member, start_at_once};
+use super::plan::{Member, RestartId, start_at_once};
 use crate::cri::{ContainerConfig, ContainerStatus, LinuxContainerResources, Recovered};
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::{ContainerKind, PodSpec, StartDuty};
-use crate::node::RESTART_COUNT;
+use crate::node::{REPLAY_ANNOTATION, RESTART_COUNT};
 use crate::policy::Start;
 use crate::text;
 
@@ -210,11 +210,12 @@ pub struct Attempt {
 }
 
 impl Attempt {
-    /// The attempt after the one of `status`, which was made from `config`. `unique` names the file for its termination
-    /// message among others of the container (`makeMounts`, `pkg/kubelet/kuberuntime/kuberuntime_container.go`).
+    /// The attempt after the one of `status`, which was made from `config`, in this restart. `unique` names the file for its
+    /// termination message among others of the container (`makeMounts`, `pkg/kubelet/kuberuntime/kuberuntime_container.go`).
     pub fn after(
         status: &ContainerStatus,
         mut config: ContainerConfig,
+        restart: &RestartId,
         unique: u32,
     ) -> Result<Self, Obstacle> {
         let name = &status.name;
@@ -230,6 +231,8 @@ impl Attempt {
         };
         let restarts = restarts + 1;
         *count = restarts.to_string();
+        let replayed = (REPLAY_ANNOTATION.to_owned(), restart.to_string());
+        config.annotations.extend([replayed]);
         config.log_path = format!("{name}/{restarts}.log");
         let termination_message = fresh_termination_message(&mut config, name, unique);
         take_resources(&mut config, status)?;
@@ -308,6 +311,10 @@ mod tests {
         let info = include_str!("../cri/config/container.json");
         let info: Value = serde_json::from_str(info).unwrap();
         serde_json::from_value(info["config"].clone()).unwrap()
+    }
+
+    fn restart() -> RestartId {
+        RestartId("c1-1".into())
     }
 
     fn status(config: &ContainerConfig) -> ContainerStatus {
@@ -409,13 +416,14 @@ mod tests {
             }
             config.linux.as_mut().unwrap().resources.as_mut().unwrap().cpu_shares = shares;
 
-            let next = Attempt::after(&status(&config), config.clone(), unique).unwrap();
+            let next = Attempt::after(&status(&config), config.clone(), &restart(), unique).unwrap();
             let mut found = BTreeSet::new();
             let value = |config| serde_json::to_value(config).unwrap();
             differences(&value(&config), &value(&next.config), "", &mut found);
             let mut expected: BTreeSet<String> = [
                 ".metadata.attempt".into(),
                 format!(".annotations.{RESTART_COUNT}"),
+                format!(".annotations.{REPLAY_ANNOTATION}"),
                 ".log_path".into(),
             ].into();
             if message.is_some() {
@@ -435,17 +443,17 @@ mod tests {
         config.annotations.insert(RESTART_COUNT.into(), "0".into());
         let mut status = status(&config);
         status.resources.as_mut().unwrap().cpuset_cpus = "2-3".into();
-        let next = Attempt::after(&status, config.clone(), 0).unwrap();
+        let next = Attempt::after(&status, config.clone(), &restart(), 0).unwrap();
         let resources = next.config.linux.unwrap().resources.unwrap();
         assert_eq!(resources.cpuset_cpus, "2-3");
         status.resources.as_mut().unwrap().cpu_quota += 1;
-        let refused = Attempt::after(&status, config.clone(), 0);
+        let refused = Attempt::after(&status, config.clone(), &restart(), 0);
         assert_eq!(refused, Err(Obstacle::Resized("app".into())));
         config
             .annotations
             .insert(RESTART_COUNT.into(), "many".into());
         assert!(matches!(
-            Attempt::after(&status, config, 0),
+            Attempt::after(&status, config, &restart(), 0),
             Err(Obstacle::Lost(..))
         ));
     }

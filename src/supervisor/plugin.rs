@@ -11,7 +11,7 @@ use super::roster::{Roster, Sighting};
 use crate::cri::CONTAINER_NAME;
 use crate::exit_hold::hook::HookArgs;
 use crate::ids::{ContainerId, ContainerName, ExitCode, SandboxId};
-use crate::node::{self, Instance, InstanceState, PLACEHOLDER_ANNOTATION, now_ns};
+use crate::node::{self, Instance, InstanceState, Maker, now_ns};
 use crate::nri::api::{
     Container, ContainerAdjustment, ContainerState, FailurePolicy, Hook, Hooks, OptionalInt,
     PodSandbox,
@@ -100,7 +100,7 @@ impl Reprise {
         let instance = Instance {
             name: name(container),
             state: InstanceState::Created,
-            placeholder: is_placeholder(container),
+            maker: Maker::of(&container.annotations),
             attempt: node::attempt(&container.annotations),
             created_at: now_ns(),
             heard_at: Instant::now(),
@@ -289,5 +289,5 @@ fn is_hooked(container: &Container) -> bool {
 }
 
 fn is_placeholder(container: &Container) -> bool {
-    container.annotations.contains_key(PLACEHOLDER_ANNOTATION)
+    Maker::of(&container.annotations) == Maker::Placeholder
 }

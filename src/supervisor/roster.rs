@@ -12,7 +12,7 @@ use crate::exit_hold::hook::HookArgs;
 use crate::exit_hold::{Answer, Knock};
 use crate::ids::{ContainerId, ExitCode, PodIdentity, PodKey, PodUid, SandboxId};
 use crate::kube::{KubeletFeatures, PodChange, PodSpec, Pods};
-use crate::node::{self, Instance, InstanceState, PLACEHOLDER_ANNOTATION};
+use crate::node::{self, Instance, InstanceState, Maker};
 use crate::policy::{self, Unread};
 use crate::restart::back_off::Past;
 use crate::restart::driver::{Charge, Driver, Tools};
@@ -389,9 +389,9 @@ impl Roster {
                 }
             }
         };
-        let placeholder = container.annotations.contains_key(PLACEHOLDER_ANNOTATION);
+        let maker = Maker::of(&container.annotations);
         let hooked = match driver.is_hooked(&container.id) {
-            None if state == InstanceState::Running && !placeholder => {
+            None if state == InstanceState::Running && maker != Maker::Placeholder => {
                 self.is_hooked(driver, container).await?
             }
             known => known,
@@ -399,7 +399,7 @@ impl Roster {
         Ok(Instance {
             name: container.name.clone(),
             state,
-            placeholder,
+            maker,
             attempt: node::attempt(&container.annotations),
             created_at: container.created_at,
             heard_at: Instant::now(),

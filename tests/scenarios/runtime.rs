@@ -15,6 +15,7 @@ use tower::service_fn;
 
 /// Marks a placeholder and nothing else.
 const PLACEHOLDER: &str = "reprise.dev/placeholder";
+const REPLAY: &str = "reprise.dev/replay";
 
 #[derive(Clone, PartialEq, Message)]
 struct Filter {
@@ -87,6 +88,11 @@ impl Container {
 
     pub(crate) fn is_placeholder(&self) -> bool {
         self.annotations.contains_key(PLACEHOLDER)
+    }
+
+    /// Whether the kubelet made it.
+    pub(crate) fn is_the_kubelets(&self) -> bool {
+        !self.is_placeholder() && !self.annotations.contains_key(REPLAY)
     }
 }
 

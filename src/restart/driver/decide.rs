@@ -13,7 +13,7 @@ use super::{Driver, Job, Readers};
 use crate::cri::{ContainerState, CriError};
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, Manifest, RestartPolicy};
-use crate::node::InstanceState;
+use crate::node::{InstanceState, Maker};
 use crate::policy::{Action, CompletedContainers, Policy, Rules, Unread, Written};
 use crate::report::condition_type;
 use crate::restart::machine::{Effect, Event, Machine};
@@ -227,8 +227,8 @@ impl Driver {
     /// it.
     pub(super) fn sweep_unstarted(self: &Arc<Self>, state: &mut State) {
         let unstarted = state.instances.iter();
-        let unstarted =
-            unstarted.filter(|(_, it)| it.state == InstanceState::Created && !it.placeholder);
+        let unstarted = unstarted
+            .filter(|(_, it)| it.state == InstanceState::Created && it.maker == Maker::Replay);
         let unstarted: Vec<ContainerId> = unstarted.map(|(id, _)| id.clone()).collect();
         for id in unstarted {
             state.instances.removed(&id);
@@ -365,7 +365,7 @@ impl Driver {
         let news = state.instances.ended(id, code);
         if let Some(instance) = state.instances.get(id)
             && news
-            && !instance.placeholder
+            && !instance.is_placeholder()
             // Otherwise an init container that asks for another restart would have failed in this one.
             && !state.will_ask(id)
         {

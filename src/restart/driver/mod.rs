@@ -429,8 +429,11 @@ impl Driver {
         }
         let mut news = Vec::new();
         for (id, instance) in found {
-            let (name, now, placeholder) =
-                (instance.name.clone(), instance.state, instance.placeholder);
+            let (name, now, placeholder) = (
+                instance.name.clone(),
+                instance.state,
+                instance.is_placeholder(),
+            );
             // A list may be older than what was heard meanwhile.
             if state.instances.insert(id.clone(), instance) && !placeholder {
                 news.push((id, name, now));
@@ -511,7 +514,7 @@ fn found(id: &ContainerId, instance: &Instance, plan: &Plan) -> Found {
     Found {
         id: id.clone(),
         name: instance.name.clone(),
-        placeholder: instance.placeholder,
+        maker: instance.maker,
         created_at: instance.created_at,
         new: !plan.knew(id),
         state: match instance.state {

@@ -271,9 +271,10 @@ impl Driver {
         });
     }
 
-    /// Placeholders that belong to no restart.
+    /// What belongs to no restart any more.
     pub(super) fn sweep_leftovers(self: &Arc<Self>, state: &State) {
-        let leftover = state.instances.iter().filter(|(_, it)| it.placeholder);
+        let instances = state.instances.iter();
+        let leftover = instances.filter(|(_, it)| it.is_unstarted_of_ours());
         for (id, _) in leftover {
             self.sweep(id.clone());
         }

@@ -108,7 +108,7 @@ impl Driver {
         let statuses = containers.iter().map(|(status, _)| status);
         inits_are_quick(statuses.filter(|it| is_init(&it.name)), now_ns())?;
         let attempts = containers.into_iter().map(|(status, config)| {
-            let attempt = Attempt::after(&status, config, random())?;
+            let attempt = Attempt::after(&status, config, &plan.id, random())?;
             Ok((status.name, attempt))
         });
         Ok(Replay {

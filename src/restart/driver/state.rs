@@ -140,7 +140,9 @@ impl State {
     /// Containers whose exits cannot be held, by name.
     pub(super) fn bare(&self) -> BTreeSet<ContainerName> {
         let bare = self.instances.iter().filter(|(_, it)| {
-            it.hooked == Some(false) && it.state < InstanceState::Ended(None) && !it.placeholder
+            it.hooked == Some(false)
+                && it.state < InstanceState::Ended(None)
+                && !it.is_placeholder()
         });
         let names = bare.map(|(_, instance)| instance.name.clone());
         names.filter(|name| self.is_member(name)).collect()
@@ -252,7 +254,7 @@ impl State {
         let InstanceState::Ended(Some(code)) = instance.state else {
             return None;
         };
-        (!instance.placeholder && self.is_member(&instance.name)).then(|| Trigger {
+        (!instance.is_placeholder() && self.is_member(&instance.name)).then(|| Trigger {
             name: instance.name.clone(),
             container: id.clone(),
             code,

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::*;
 use crate::ids::{Attempt, PodKey};
-use crate::node::now_ns;
+use crate::node::{Maker, now_ns};
 use crate::restart::plan::Starter;
 
 const RULES: &str = "restart-rules.reprise.dev";
@@ -31,7 +31,7 @@ pub(crate) fn running(name: &str) -> Instance {
     Instance {
         name: name.into(),
         state: InstanceState::Running,
-        placeholder: false,
+        maker: Maker::Kubelet,
         attempt: Attempt(0),
         created_at: now_ns(),
         heard_at: Instant::now(),

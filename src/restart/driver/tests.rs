@@ -10,6 +10,7 @@ use super::*;
 use crate::clock::Clock;
 use crate::cri::fake::Fake;
 use crate::ids::{Attempt, PodKey};
+use crate::node::Maker;
 
 const RULES: &str =
     r#"[{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]"#;
@@ -72,7 +73,7 @@ fn runs(name: &str) -> Instance {
     Instance {
         name: name.into(),
         state: InstanceState::Running,
-        placeholder: false,
+        maker: Maker::Kubelet,
         attempt: Attempt(0),
         created_at: 1,
         heard_at: Instant::now(),
@@ -182,6 +183,24 @@ async fn what_has_come_since_a_restart_was_decided_is_new_whatever_the_clock_on_
         ..runs("a")
     };
     assert!(!found(&"a-0".into(), &future, &plan).new);
+}
+
+#[tokio::test]
+async fn a_replay_that_is_handed_over_leaves_what_the_kubelet_is_about_to_start() {
+    let place = Place::new();
+    let driver = place.driver().await;
+    let _answer = begin(&driver);
+    for (id, maker) in [("a-1", Maker::Replay), ("b-1", Maker::Kubelet)] {
+        let made = Instance {
+            state: InstanceState::Created,
+            maker,
+            ..runs(&id[..1])
+        };
+        driver.created(id.into(), made);
+    }
+    driver.hand_over(&mut driver.lock(), "a test".into());
+    assert!(!driver.knows(&"a-1".into()));
+    assert!(driver.knows(&"b-1".into()));
 }
 
 #[tokio::test]

@@ -27,6 +27,7 @@ use super::plan::{Plan, Starter, Way};
 use crate::exit_hold;
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::ContainerKind;
+use crate::node::Maker;
 use crate::policy::Action;
 use progress::{NewState, OldState, Progress};
 use replay::Replay;
@@ -153,10 +154,9 @@ impl Machine {
         elapsed: Duration,
         now: Instant,
     ) -> (Self, Vec<Effect>) {
-        let ours = phase == Phase::Replay || plan.way == Way::Shielded;
         let members = plan.members.iter();
         let progress = members
-            .map(|member| Progress::from_found(member, found, ours))
+            .map(|member| Progress::from_found(member, found))
             .collect();
         let start_at = now + plan.back_off().saturating_sub(elapsed);
         let deadline = match phase {
@@ -169,7 +169,7 @@ impl Machine {
         machine.start_at = (now < start_at).then_some(start_at);
         let waker = found
             .iter()
-            .find(|it| it.placeholder && it.name == WAKER.into());
+            .find(|it| it.maker == Maker::Placeholder && it.name == WAKER.into());
         machine.waker = waker.map(|found| found.id.clone());
         let mut effects = machine.announce_again();
         // What it was to be replayed from was not written down.

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use super::terms::{Found, FoundState, time_of_step};
 use crate::ids::{ContainerId, ExitCode};
+use crate::node::Maker;
 use crate::restart::plan::Member;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,9 +62,8 @@ impl Progress {
         Some(started + time_of_step(started.saturating_duration_since(admitted)))
     }
 
-    /// As a restart finds it that another process began. `ours`: what has been created since, and not started, may be an
-    /// attempt of a replay; else the kubelet is about to start it.
-    pub(super) fn from_found(member: &Member, found: &[Found], ours: bool) -> Self {
+    /// As a restart finds it that another process began.
+    pub(super) fn from_found(member: &Member, found: &[Found]) -> Self {
         let mut progress = Progress {
             old: member.old.as_ref().map(|_| OldState::Gone),
             old_exit: member.old.as_ref().and_then(|old| old.exit),
@@ -81,10 +81,10 @@ impl Progress {
         for seen in found.iter().filter(|seen| seen.name == member.name) {
             let is_old = member.old.as_ref().is_some_and(|old| old.id == seen.id);
             match seen.state {
-                _ if seen.placeholder && shields(seen) => {
+                _ if seen.maker == Maker::Placeholder && shields(seen) => {
                     progress.placeholders.insert(seen.id.clone());
                 }
-                _ if seen.placeholder => {}
+                _ if seen.maker == Maker::Placeholder => {}
                 FoundState::Running if is_old => progress.old = Some(OldState::Running),
                 FoundState::Exited(code) if is_old => {
                     progress.old = Some(OldState::Exited);
@@ -99,7 +99,9 @@ impl Progress {
                 _ if member.older.contains(&seen.id) => {
                     progress.older.insert(seen.id.clone());
                 }
-                FoundState::Created if ours || !seen.new => progress.made = Some(seen.id.clone()),
+                FoundState::Created if seen.maker == Maker::Replay || !seen.new => {
+                    progress.made = Some(seen.id.clone());
+                }
                 FoundState::Created | FoundState::Running | FoundState::Exited(_) => {}
             }
         }

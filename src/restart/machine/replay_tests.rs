@@ -3,6 +3,7 @@
 use super::tests::{FULL, PLAIN, World};
 use super::*;
 use crate::kube::RestartPolicy;
+use crate::node::Maker;
 use crate::restart::plan::tests::{Shape, Was, circumstances};
 
 /// How long making an attempt takes.
@@ -352,7 +353,11 @@ fn a_plugin_that_comes_back_after_the_hold_leaves_what_shields() {
     let found = |id: &str, state| Found {
         id: id.into(),
         name: id[..1].into(),
-        placeholder: false,
+        maker: if id.ends_with('1') {
+            Maker::Replay
+        } else {
+            Maker::Kubelet
+        },
         created_at: 0,
         new: id.ends_with('1'),
         state,

@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{ContainerId, ContainerName, ExitCode};
+use crate::node::Maker;
 use crate::restart::plan::Way;
 
 /// From the first hold until everything is let go, whatever is missing. The hooks give up at 8 s; the rest is
@@ -197,8 +198,8 @@ pub struct Found {
     pub id: ContainerId,
     /// Its container's name.
     pub name: ContainerName,
-    /// Whether it is one of our placeholders.
-    pub placeholder: bool,
+    /// Who made it.
+    pub maker: Maker,
     /// When it was created: nanoseconds since the Unix epoch.
     pub created_at: i64,
     /// Whether that was after the restart was decided.

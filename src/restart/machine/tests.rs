@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use super::*;
 use crate::ids::ExitCode;
 use crate::kube::{ContainerKind, RestartPolicy};
+use crate::node::Maker;
 use crate::restart::plan::Old;
 use crate::restart::plan::tests::{DONE, RUNS, Shape, Was, circumstances};
 use ContainerKind::{Init, Regular, Sidecar};
@@ -436,7 +437,11 @@ fn found(id: &str, name: &str, placeholder: bool, new: bool, state: FoundState) 
     Found {
         id: id.into(),
         name: name.into(),
-        placeholder,
+        maker: if placeholder {
+            Maker::Placeholder
+        } else {
+            Maker::Kubelet
+        },
         created_at: if placeholder || new { 2 } else { 1 },
         new,
         state,
@@ -518,6 +523,26 @@ fn a_successor_makes_only_the_placeholders_that_are_missing() {
     assert!(effects.contains(&Effect::Announce(true)));
     assert!(effects.contains(&Effect::Kill("b-0".into())));
     assert_eq!(machine.phase(), Phase::Down);
+}
+
+#[test]
+fn a_successor_leaves_what_the_kubelet_is_about_to_start() {
+    let by_replay = |found: Found| Found {
+        maker: Maker::Replay,
+        ..found
+    };
+    let exited = FoundState::Exited(None);
+    let seen = [
+        found("a-0", "a", false, false, exited),
+        found("b-0", "b", false, false, exited),
+        found("a-1", "a", false, true, exited),
+        found("a-2", "a", false, true, FoundState::Created),
+        found("b-1", "b", false, true, exited),
+        by_replay(found("b-2", "b", false, true, FoundState::Created)),
+    ];
+    let (_, effects) = resume(PLAIN, Phase::Up, &seen, 3);
+    assert!(!effects.contains(&Effect::Remove("a-2".into())));
+    assert!(effects.contains(&Effect::Remove("b-2".into())));
 }
 
 fn intruders() -> [Found; 5] {

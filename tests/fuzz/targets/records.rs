@@ -4,7 +4,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use reprise::ids::{Attempt, ContainerId, ContainerName};
-use reprise::node::{Instance, InstanceState};
+use reprise::node::{Instance, InstanceState, Maker};
 use reprise::policy::Unread;
 use reprise::restart::back_off::{BackOff, Past};
 use reprise::restart::driver::{Charge, Driver};
@@ -52,7 +52,7 @@ fn resume(record: Record) {
             let instance = Instance {
                 name: member.name.clone(),
                 state: InstanceState::Running,
-                placeholder: false,
+                maker: Maker::Kubelet,
                 attempt: Attempt(0),
                 created_at: 1,
                 heard_at: Instant::now(),

@@ -160,11 +160,17 @@ const FAILED: &str = "failed";
 /// What nobody would ever take away, or what must never be.
 fn litter(containers: &[Container]) -> Option<String> {
     let mut running = BTreeMap::<&str, usize>::new();
+    let is_followed = |it: &Container| {
+        let mut others = containers.iter();
+        others.any(|other| other.name() == it.name() && other.attempt() > it.attempt())
+    };
     for container in containers {
         if container.is_placeholder() {
             return Some("a placeholder is there".to_owned());
         }
         match container.state() {
+            // The runtime ended between the kubelet's two calls; the kubelet made another, and collects this one.
+            State::Created if container.is_the_kubelets() && is_followed(container) => {}
             State::Created => return Some(format!("{} was never started", container.name())),
             State::Running => *running.entry(container.name()).or_default() += 1,
             State::Exited | State::Unknown => {}

@@ -109,10 +109,10 @@ impl World {
         }
     }
 
-    /// Placeholders that belong to no restart.
+    /// What belongs to no restart any more.
     pub(super) fn sweep_leftovers(&mut self) {
         let instances = self.plugin.as_ref().unwrap().instances.iter();
-        let left = instances.filter(|(_, it)| it.placeholder);
+        let left = instances.filter(|(_, it)| it.is_unstarted_of_ours());
         let left: Vec<ContainerId> = left.map(|(id, _)| id.clone()).collect();
         for id in left {
             self.sweep(id);

@@ -10,6 +10,7 @@ use super::runtime::{Is, KILLED};
 use super::{Case, Job, Ms, Runtime, World};
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
+use crate::node::Maker;
 use crate::restart::machine::FoundState;
 
 /// Something that was in the runtime at the last relist.
@@ -344,7 +345,9 @@ impl World {
         let name = names.remove(0);
         if self.admits(&name) {
             self.admitted(&name);
-            let id = self.runtime.create(self.now, &name, Is::Created);
+            let id = self
+                .runtime
+                .create(self.now, &name, Maker::Kubelet, Is::Created);
             self.runtime.containers.get_mut(&id).unwrap().hooked = self.connected();
             self.tell_created(&id);
             let starting = self.upto(100);

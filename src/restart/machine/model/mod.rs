@@ -20,6 +20,7 @@ use proptest::test_runner::RngSeed;
 
 use super::Event;
 use crate::ids::{ContainerId, ContainerName, ExitCode};
+use crate::node::Maker;
 use crate::restart::plan::Plan;
 use case::{Case, Fault, Kind, any_case};
 use kubelet::Kubelet;
@@ -169,9 +170,10 @@ impl World {
         for (at, (name, _)) in case.containers.iter().enumerate() {
             let Some(is) = case.was(at) else { continue };
             if case.older {
-                self.runtime.create(1, name, Is::Exited(case.code));
+                self.runtime
+                    .create(1, name, Maker::Kubelet, Is::Exited(case.code));
             }
-            let id = self.runtime.create(2, name, is);
+            let id = self.runtime.create(2, name, Maker::Kubelet, is);
             self.runtime.containers.get_mut(&id).unwrap().hooked = case.bare != Some(at);
             if at == case.trigger {
                 self.after(0, Job::Exit(id, case.code));

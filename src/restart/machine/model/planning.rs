@@ -8,7 +8,7 @@ use super::runtime::Is;
 use super::{BEGIN, Ms, World};
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
-use crate::node::InstanceState;
+use crate::node::{InstanceState, Maker};
 use crate::restart::machine::{Event, Machine, RELIST_INTERVAL};
 use crate::restart::plan::tests::circumstances;
 use crate::restart::plan::{Circumstances, Member, Old, Plan, RestartId, Starter, Trigger};
@@ -100,7 +100,7 @@ impl World {
         let mut containers = self.runtime.containers.values();
         containers.any(|it| {
             let lives = matches!(it.is, Is::Created | Is::Running);
-            lives && !it.placeholder && self.case.kind_of(&it.name) == ContainerKind::Init
+            lives && !it.is_placeholder() && self.case.kind_of(&it.name) == ContainerKind::Init
         })
     }
 
@@ -110,7 +110,8 @@ impl World {
         let held = self.now - plan.decided_at_ms;
         let plugin = self.plugin.as_mut().unwrap();
         let unstarted = plugin.instances.iter();
-        let unstarted = unstarted.filter(|(_, it)| it.state == InstanceState::Created);
+        let unstarted = unstarted
+            .filter(|(_, it)| it.state == InstanceState::Created && it.maker == Maker::Replay);
         let unstarted: Vec<ContainerId> = unstarted.map(|(id, _)| id.clone()).collect();
         for id in unstarted {
             self.plugin.as_mut().unwrap().instances.removed(&id);
@@ -123,7 +124,7 @@ impl World {
         let mut inits = self.runtime.containers.values();
         self.excused |= slow
             && inits.any(|it| {
-                let unstarted = it.is == Is::Created && !it.placeholder;
+                let unstarted = it.is == Is::Created && !it.is_placeholder();
                 unstarted && self.case.kind_of(&it.name) == ContainerKind::Init
             });
         // It is the same restart.

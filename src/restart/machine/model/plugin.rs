@@ -131,7 +131,7 @@ impl World {
                 FoundState::Running => InstanceState::Running,
                 FoundState::Exited(code) => InstanceState::Ended(code),
             },
-            placeholder: container.placeholder,
+            maker: container.maker,
             // Clocks are not set here.
             attempt: Attempt(0),
             created_at: container.created_at,
@@ -179,7 +179,7 @@ impl World {
         let news = plugin.instances.ended(id, code);
         let failure = self.case.code != ExitCode::SUCCESS;
         let will_ask = failure && !plugin.replaces(id) && plugin.asks(&self.case, id);
-        let tell = |it: &&Instance| news && !it.placeholder && !will_ask;
+        let tell = |it: &&Instance| news && !it.is_placeholder() && !will_ask;
         if let Some(instance) = plugin.instances.get(id).filter(tell) {
             let name = instance.name.clone();
             self.feed(Event::Ended(name, id.clone(), code));

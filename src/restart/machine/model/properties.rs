@@ -154,7 +154,7 @@ impl World {
             // Attempts that a runtime makes after the plugin that asked for them has died, the kubelet collects.
             let late = !self.died.is_empty() && self.case.delays(Kind::Make);
             let mut containers = self.runtime.containers.values();
-            let left = containers.any(|it| it.is == Is::Created && (it.placeholder || !late));
+            let left = containers.any(|it| it.is == Is::Created && (it.is_placeholder() || !late));
             let nothing = !left && self.runtime.hooks.is_empty();
             self.demand(nothing, || "nothing is left".into());
             let silent = !self.condition && self.record.is_none();

@@ -8,6 +8,7 @@ use super::{Call, Job, Ms, World};
 use crate::exit_hold;
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::ContainerKind;
+use crate::node::Maker;
 use crate::policy::Action;
 use crate::restart::machine::{Event, FoundState, Machine, Phase};
 
@@ -25,13 +26,17 @@ pub(super) enum Is {
 #[derive(Debug)]
 pub(super) struct Container {
     pub(super) name: ContainerName,
-    pub(super) placeholder: bool,
+    pub(super) maker: Maker,
     pub(super) hooked: bool,
     pub(super) created_at: i64,
     pub(super) is: Is,
 }
 
 impl Container {
+    pub(super) fn is_placeholder(&self) -> bool {
+        self.maker == Maker::Placeholder
+    }
+
     pub(super) fn seen(&self) -> FoundState {
         match self.is {
             Is::Created => FoundState::Created,
@@ -62,12 +67,18 @@ pub(super) struct Runtime {
 }
 
 impl Runtime {
-    pub(super) fn create(&mut self, now: Ms, name: &ContainerName, is: Is) -> ContainerId {
+    pub(super) fn create(
+        &mut self,
+        now: Ms,
+        name: &ContainerName,
+        maker: Maker,
+        is: Is,
+    ) -> ContainerId {
         self.made += 1;
         let id: ContainerId = format!("{name}-{}", self.made).into();
         let container = Container {
             name: name.clone(),
-            placeholder: false,
+            maker,
             hooked: true,
             created_at: i64::try_from(now).unwrap() * 1_000_000 + self.made,
             is,
@@ -222,7 +233,7 @@ impl World {
             .runtime
             .containers
             .iter()
-            .filter(|(_, it)| !it.placeholder);
+            .filter(|(_, it)| !it.is_placeholder());
         let mut dead: Vec<_> = containers
             .filter(|(_, it)| matches!(it.is, Is::Created | Is::Exited(_)))
             .map(|(id, it)| (it.name.clone(), -it.created_at, id.clone()))
@@ -271,14 +282,15 @@ impl World {
                 if !self.runtime.containers.contains_key(&like) {
                     return self.feed(Event::Gone(like));
                 }
-                let id = self.runtime.create(self.now, &name, Is::Created);
-                self.runtime.containers.get_mut(&id).unwrap().placeholder = true;
+                let maker = Maker::Placeholder;
+                let id = self.runtime.create(self.now, &name, maker, Is::Created);
                 self.tell_created(&id);
                 let answering = self.upto(20);
                 self.after(answering, Job::Made(self.epoch, name, id, round));
             }
             Call::Replay(name, round) => {
-                let id = self.runtime.create(self.now, &name, Is::Created);
+                let maker = Maker::Replay;
+                let id = self.runtime.create(self.now, &name, maker, Is::Created);
                 self.tell_created(&id);
                 let turn = self.case.turn.filter(|_| self.case.inits().count() == 0);
                 let starting = self.upto(100) + turn.unwrap_or_default();

@@ -67,7 +67,7 @@ impl World {
             let state = |world: &Self| world.plugin.as_ref()?.instances.get(&id).map(|it| it.state);
             let before = state(self);
             self.note(&id);
-            if state(self) != before && !self.runtime.containers[&id].placeholder {
+            if state(self) != before && !self.runtime.containers[&id].is_placeholder() {
                 news.push(id);
             }
         }
@@ -106,7 +106,7 @@ impl World {
             .map(|(id, instance)| Found {
                 id: id.clone(),
                 name: instance.name.clone(),
-                placeholder: instance.placeholder,
+                maker: instance.maker,
                 created_at: instance.created_at,
                 new: !plan.knew(id),
                 state: match instance.state {
