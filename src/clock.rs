@@ -1,6 +1,6 @@
 //! The time, from clocks that are handed in: tests set them.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -31,7 +31,37 @@ pub(crate) struct Times {
     pub(crate) unix: u64,
 }
 
+/// When something is heard of, and decided, by all clocks.
+#[derive(Debug, Clone, Copy)]
+pub struct Moment {
+    /// For what is waited for.
+    pub at: Instant,
+    /// For what is measured across processes: how long the machine had been up, in milliseconds.
+    pub up_ms: u64,
+    /// For people: milliseconds since the Unix epoch.
+    pub unix_ms: u64,
+}
+
+impl Moment {
+    /// How long before that was, see [`Clock::since`].
+    #[must_use]
+    pub fn since(&self, up_ms: u64) -> Duration {
+        Duration::from_millis(self.up_ms.saturating_sub(up_ms))
+    }
+}
+
 impl Clock {
+    /// Now.
+    #[must_use]
+    pub fn moment(&self) -> Moment {
+        let Times { up, unix } = self.read();
+        Moment {
+            at: Instant::now(),
+            up_ms: up,
+            unix_ms: unix,
+        }
+    }
+
     /// How long the machine has been up, in milliseconds.
     #[must_use]
     pub fn up_ms(&self) -> u64 {

@@ -129,8 +129,8 @@ mod tests {
 
     #[test]
     fn aliases_cannot_multiply_what_is_long() {
-        let anchors: String = (0..100).map(|it| format!("a{it}: &a{it} x\n")).collect();
-        let long = format!("{anchors}long: &long {}", "x".repeat(16_000));
+        let anchors: Vec<_> = (0..100).map(|it| format!("a{it}: &a{it} x")).collect();
+        let long = format!("{}\nlong: &long {}", anchors.join("\n"), "x".repeat(16_000));
         let repeated = |times| {
             let text = format!("{long}\nlist: [{}]", vec!["*long"; times].join(", "));
             document::<Value>(&text)
@@ -142,7 +142,8 @@ mod tests {
     #[test]
     fn anchors_cannot_keep_a_list_again_and_again() {
         let kept = |length: usize| {
-            let anchors: String = (0..60).map(|it| format!("&a{it} [")).collect();
+            let anchors: Vec<_> = (0..60).map(|it| format!("&a{it}")).collect();
+            let anchors = anchors.join(" [") + " [";
             let text = format!("{anchors}{}{}", "x, ".repeat(length), "]".repeat(60));
             document::<Value>(&text)
         };
@@ -153,7 +154,8 @@ mod tests {
     #[test]
     fn anchors_cannot_keep_a_text_again_and_again() {
         let kept = |length: usize| {
-            let anchors: String = (0..60).map(|it| format!("&a{it} [")).collect();
+            let anchors: Vec<_> = (0..60).map(|it| format!("&a{it}")).collect();
+            let anchors = anchors.join(" [") + " [";
             // An escape, so that there is something to keep.
             let long = format!("\"\\t{}\"", "x".repeat(length));
             let text = format!("{anchors}{long}{}", "]".repeat(60));

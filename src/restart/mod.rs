@@ -1,10 +1,15 @@
-//! Restarts of one pod: the [`plan`], the pure [`machine`] that carries it out, and the [`driver`] that acts.
+//! Restarts of one pod: what is decided about it ([`pod`]), the [`plan`] of a restart, the [`machine`] that carries it out,
+//! all of them pure, and the [`driver`] that acts.
 
 pub mod back_off;
 mod disk;
 pub mod driver;
 pub mod machine;
 mod placeholder;
+pub mod places;
 pub mod plan;
+pub mod pod;
 pub mod record;
 pub(crate) mod replay;
+#[cfg(test)]
+mod sim;

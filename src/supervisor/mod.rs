@@ -25,7 +25,9 @@ use crate::kube::{
 };
 use crate::nri::{Launched, NriError, Stub};
 use crate::report::Reporter;
-use crate::restart::driver::{OLDEST_LIST, Places, Readers, Tools};
+use crate::restart::driver::{Readers, Tools};
+use crate::restart::places::Places;
+use crate::restart::pod::{OLDEST_LIST, Shared};
 use crate::restart::record::{Record, Records, RecordsError};
 pub(crate) use plugin::{Parts, Reprise};
 pub(crate) use roster::Roster;
@@ -145,15 +147,17 @@ async fn work(
     let tools = Arc::new(Tools {
         cri,
         containerd: containerd.clone(),
-        gate: plugin.gate(),
         records: records.clone(),
         reporter: Reporter::new(events, conditions),
-        start: config.start,
-        back_off: config.back_off,
-        places: Places::of(cores()),
         static_pods: StaticPods::new(&config.static_pod_path, node),
         readers: Readers::default(),
         clock: Clock::default(),
+        shared: Arc::new(Shared {
+            gate: plugin.gate(),
+            start: config.start,
+            back_off: config.back_off,
+            places: Places::of(cores()),
+        }),
     });
     let missed = Arc::new(Notify::new());
     let roster = match client {

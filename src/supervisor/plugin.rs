@@ -17,7 +17,8 @@ use crate::nri::api::{
     PodSandbox,
 };
 use crate::nri::{EventMask, Plugin, Refusal, RuntimeInfo};
-use crate::restart::driver::{Driver, Gate};
+use crate::restart::driver::Driver;
+use crate::restart::pod::Gate;
 use crate::restart::record::Records;
 
 /// The runtime ends a hook that takes longer (OCI runtime-spec, "POSIX-platform Hooks", `timeout`, seconds).
@@ -221,7 +222,7 @@ impl Plugin for Reprise {
         }
         let name = name(&container);
         driver
-            .attempt(&name)
+            .admit_create(&name)
             .map_err(|reason| Refusal::new(format!("reprise: {reason}")))?;
         if !driver.is_to_have_hook(&name) {
             return Ok(ContainerAdjustment::new());

@@ -1,15 +1,11 @@
-//! Performs what the machine of one pod decides, and tells it what came of it.
+//! Carries out what is decided about one pod, and tells what came of it.
 //!
-//! One driver a pod. Its lock is held only to take note and decide; calls to the runtime, the disk and the API
-//! are made by tasks that own nothing of the pod.
+//! One driver a pod. Its lock is held only to tell the [`Pod`] something and to take note of what is to be done; calls to
+//! the runtime, the disk and the API are made by tasks that own nothing of the pod.
 
 mod bounds;
-mod decide;
-mod hooks;
 mod perform;
-mod places;
 mod replay;
-mod state;
 #[cfg(test)]
 pub(crate) mod stranger_tests;
 #[cfg(test)]
@@ -17,37 +13,29 @@ pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot, watch};
+use tokio::task::{AbortHandle, spawn_blocking};
 
-use super::back_off::{BackOff, Past};
-use super::machine::{Effect, Event, Found, FoundState, Machine, Phase, Verdict};
+use super::back_off::Past;
+use super::machine::{Effect, Event};
 use super::placeholder::Placeholders;
-use super::plan::Plan;
+use super::places::Turn;
+use super::pod::{Known, Pod, Shared};
 use super::record::{Record, Records};
-use crate::clock::Clock;
+use crate::clock::{Clock, Moment};
 use crate::cri::{self, Containerd};
 use crate::exit_hold::{Answer, Knock};
 use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity};
-use crate::kube::{KubeletFeatures, PodSpec, StaticPods};
-use crate::node::{Instance, InstanceState};
-use crate::policy::{Start, Unread};
-use crate::report::{Reporter, Unprotected};
+use crate::kube::{KubeletFeatures, Manifest, PodSpec, StaticPods};
+use crate::node::Instance;
+use crate::policy::{Unread, Written};
+use crate::report::Reporter;
 use bounds::Bounds;
-use hooks::Hooks;
-pub use places::Places;
-pub use state::OLDEST_LIST;
-use state::{Hold, State};
-
-/// An exit that no hook has announced by then may not be held: the container was made before the plugin, or its hook did
-/// not run. On a busy node the hook may come even later.
-const HOOK_LIMIT: Duration = Duration::from_secs(1);
-
-/// NRI may tell of a container a little before the runtime lists it.
-const LIST_SLACK: Duration = Duration::from_secs(2);
+use replay::Replay;
 
 /// What all drivers use.
 #[derive(Debug)]
@@ -56,18 +44,12 @@ pub struct Tools {
     pub cri: cri::Client,
     /// The same, if it is containerd.
     pub containerd: Option<Containerd>,
-    /// Whether the kubelet can be kept from creating containers just now.
-    pub gate: Arc<Gate>,
+    /// What is decided with, the same for all pods.
+    pub shared: Arc<Shared>,
     /// Restarts on disk.
     pub records: Records,
     /// Logs, events and conditions.
     pub reporter: Reporter,
-    /// Who starts containers again where no pod asks for anything else, and may.
-    pub start: Start,
-    /// The gaps between restarts.
-    pub back_off: BackOff,
-    /// How many pods are replayed at once.
-    pub places: Places,
     /// Where the kubelet has its static pods from.
     pub static_pods: StaticPods,
     /// What is measured across processes is measured by it.
@@ -114,27 +96,11 @@ pub struct Charge {
     pub past: Past,
 }
 
-/// Whether the runtime asks before it creates a container, which it does not while it is not connected.
-#[derive(Debug, Default)]
-pub struct Gate(AtomicBool);
-
-impl Gate {
-    /// It asks from now on, or does not.
-    pub fn set(&self, there: bool) {
-        self.0.store(there, Ordering::Relaxed);
-    }
-
-    fn is_there(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
 /// The restarts of one pod.
 #[derive(Debug)]
 pub struct Driver {
     tools: Arc<Tools>,
     pod: PodIdentity,
-    runs_hooks: bool,
     placeholders: Placeholders,
     bounds: Bounds,
     state: Mutex<State>,
@@ -144,9 +110,24 @@ pub struct Driver {
 }
 
 #[derive(Debug)]
+struct State {
+    pod: Pod,
+    /// Hooks that wait, each until its sender is dropped.
+    waiting: HashMap<ContainerId, oneshot::Sender<()>>,
+    kills: HashMap<ContainerId, AbortHandle>,
+    /// Containers that are being removed: once is enough.
+    sweeping: HashSet<ContainerId>,
+    /// What the restart under way is replayed from.
+    replay: Option<Arc<Replay>>,
+    /// Until its first containers have been started: the others follow when an init container has ended, which nobody
+    /// waits for.
+    turn: Option<Turn>,
+}
+
+#[derive(Debug)]
 enum Job {
     Do(Effect),
-    /// The machine's deadline has changed.
+    /// The pod's deadline has changed.
     Retime,
     Close,
 }
@@ -158,15 +139,26 @@ impl Driver {
     pub fn spawn(tools: Arc<Tools>, pod: PodIdentity, charge: Charge) -> Arc<Self> {
         let (jobs, queue) = mpsc::unbounded_channel();
         let unread = !charge.annotations.is_empty();
-        // Options ask for nothing: until they have been read, rules of the spec have the default ones.
-        let written = (!charge.annotations.has_rules()).then(Arc::default);
+        let known = Known {
+            // Options ask for nothing: until they have been read, rules of the spec have the default ones.
+            written: (!charge.annotations.has_rules()).then(Arc::default),
+            runs_hooks: charge.runs_hooks,
+            native: charge.native,
+            past: charge.past,
+        };
         let driver = Arc::new(Self {
             placeholders: Placeholders::new(pod.sandbox.clone()),
             bounds: Bounds::new(),
+            state: Mutex::new(State {
+                pod: Pod::new(pod.clone(), Arc::clone(&tools.shared), known),
+                waiting: HashMap::new(),
+                kills: HashMap::new(),
+                sweeping: HashSet::new(),
+                replay: None,
+                turn: None,
+            }),
             tools,
             pod,
-            runs_hooks: charge.runs_hooks,
-            state: Mutex::new(State::new(written, charge.native, charge.past)),
             read: watch::Sender::new(!unread),
             jobs,
         });
@@ -183,20 +175,45 @@ impl Driver {
         driver
     }
 
+    /// Reads what the pod's author wrote, away from the tasks that answer the runtime: it asks about one container at a
+    /// time (`Adaptation.CreateContainer` in NRI's `pkg/adaptation` holds a lock), whosever it is.
+    async fn read(self: Arc<Self>, annotations: Unread) {
+        let turn = match annotations.len() {
+            0..=Readers::USUAL => None,
+            _ => self.tools.readers.turn().await,
+        };
+        let read = spawn_blocking(move || Written::read(&annotations)).await;
+        drop(turn);
+        let written = read.unwrap_or_else(|panic| {
+            tracing::error!(pod = %self.pod.key, %panic, "the annotations cannot be read, which is a bug: the pod runs as without the plugin");
+            Written::default()
+        });
+        self.tell(|pod, now| pod.written(written, now));
+        self.read.send_replace(true);
+    }
+
     /// Waits until the pod's annotations have been read, if it has any.
     pub async fn until_read(&self) {
         // The sender lives as long as the driver.
         let _ = self.read.subscribe().wait_for(|read| *read).await;
     }
 
+    fn look_for_manifest(self: &Arc<Self>) {
+        let driver = Arc::clone(self);
+        spawn_blocking(move || {
+            if let Some(Manifest { path, spec }) = driver.tools.static_pods.find(&driver.pod) {
+                driver.tell(|pod, now| pod.manifest_found(path, spec, now));
+            }
+        });
+    }
+
     /// Whether exits of this pod are held, or will be as soon as their hooks knock again.
     #[must_use]
     pub fn holds(&self) -> bool {
         let state = self.lock();
-        // A round that begins anew is about containers that were started without a hook, and needs the gate.
-        let machine = state.machine.as_ref();
-        let holding = machine.is_some_and(|it| it.is_holding() && it.plan().again == 0);
-        holding || state.holds.values().any(Hold::lasts)
+        // A hook gives up by itself.
+        let mut waiting = state.waiting.values();
+        state.pod.is_holding() || waiting.any(|hook| !hook.is_closed())
     }
 
     /// Whose restarts these are.
@@ -208,67 +225,51 @@ impl Driver {
     /// Whether a container that is about to be made is to have our hook: there is something to do for the pod, or may
     /// be, the host runs hooks, and the runtime does not refuse them.
     #[must_use]
-    pub fn is_to_have_hook(&self, name: &ContainerName) -> bool {
-        let mut state = self.lock();
-        let wanted = self.runs_hooks && state.may_act();
-        state.hooks.ask(name, wanted, Instant::now())
+    pub fn is_to_have_hook(self: &Arc<Self>, name: &ContainerName) -> bool {
+        self.tell(|pod, now| pod.is_to_have_hook(name, now))
     }
 
     /// A container of that name was made, with our hook or without.
-    pub fn was_made(&self, name: &ContainerName, hooked: bool) {
-        self.lock().hooks.made(name, hooked, Instant::now());
+    pub fn was_made(self: &Arc<Self>, name: &ContainerName, hooked: bool) {
+        self.tell(|pod, now| pod.was_made(name, hooked, now));
     }
 
     /// This may be another runtime, or the same with another configuration.
-    pub fn reconnected(&self) {
-        self.lock().hooks = Hooks::default();
+    pub fn reconnected(self: &Arc<Self>) {
+        self.tell(|pod, _| pod.reconnected());
     }
 
     /// Whether it knows of that container.
     #[must_use]
     pub fn knows(&self, id: &ContainerId) -> bool {
-        self.lock().instances.get(id).is_some()
+        self.lock().pod.instance(id).is_some()
     }
 
     /// Whether that container was made with our hook; `None`: nobody has looked.
     #[must_use]
     pub fn is_hooked(&self, id: &ContainerId) -> Option<bool> {
-        self.lock().instances.get(id)?.hooked
+        self.lock().pod.instance(id)?.hooked
     }
 
     /// Whether a restart is under way.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        self.lock().machine.is_some()
+        self.lock().pod.machine().is_some()
     }
 
     /// The pod's spec is known, or has changed.
     pub fn spec_changed(self: &Arc<Self>, spec: Arc<PodSpec>) {
-        let mut state = self.lock();
-        let ends = spec.ending && !state.deleting;
-        let first = state.spec.is_none();
-        state.spec = Some(spec);
-        if first {
-            self.judge(&mut state);
-        }
-        if ends {
-            state.deleting = true;
-            self.let_go(&mut state);
-        }
+        self.tell(|pod, now| pod.spec_changed(spec, now));
     }
 
     /// What the kubelet does by itself is known, or has changed.
-    pub fn features_changed(&self, native: KubeletFeatures) {
-        let mut state = self.lock();
-        state.native = Some(native);
-        self.judge(&mut state);
+    pub fn features_changed(self: &Arc<Self>, native: KubeletFeatures) {
+        self.tell(|pod, _| pod.features_changed(native));
     }
 
     /// The pod is being deleted or its sandbox is gone: nothing is held any more.
     pub fn deleted(self: &Arc<Self>) {
-        let mut state = self.lock();
-        state.deleting = true;
-        self.let_go(&mut state);
+        self.tell(Pod::deleted);
     }
 
     /// The sandbox is gone for good: the driver ends when what it has begun has ended.
@@ -279,248 +280,85 @@ impl Driver {
     }
 
     /// The kubelet, or we, made a container.
-    pub fn created(&self, id: ContainerId, instance: Instance) {
-        let mut state = self.lock();
-        if state.removed.contains_key(&id) {
-            return;
-        }
-        state.instances.insert(id, instance);
-        self.say_what_is_bare(&mut state);
+    pub fn created(self: &Arc<Self>, id: ContainerId, instance: Instance) {
+        self.tell(|pod, now| pod.created(id, instance, now));
     }
 
     /// A container's process runs.
     pub fn started(self: &Arc<Self>, id: &ContainerId) {
-        let mut state = self.lock();
-        let Some(name) = state.instances.started(id) else {
-            return;
-        };
-        self.feed(&mut state, Event::Started(name, id.clone()));
+        self.tell(|pod, now| pod.started(id, now));
     }
 
     /// A container's process has ended. The exit may not be visible yet.
     pub fn ended(self: &Arc<Self>, id: &ContainerId, code: Option<ExitCode>) {
-        let mut state = self.lock();
-        if !self.note_end(&mut state, id, code) {
-            return;
-        }
-        let bare = state
-            .instances
-            .get(id)
-            .is_some_and(|it| it.hooked == Some(false));
-        if bare || state.holds.contains_key(id) {
-            self.decide(&mut state, id);
-        } else {
-            self.wait_for_hook(id);
-        }
+        self.tell(|pod, now| pod.ended(id, code, now));
     }
 
     /// A container is no longer in the runtime.
     pub fn removed(self: &Arc<Self>, id: &ContainerId) {
-        let mut state = self.lock();
-        state.gone(id, Instant::now());
-        self.feed(&mut state, Event::Gone(id.clone()));
+        self.tell(|pod, now| pod.removed(id, now));
     }
 
     /// A hook asks whether the exit of this container may be seen.
     pub fn knock(self: &Arc<Self>, knock: &Knock) -> Answer {
         let id = &knock.container;
-        let mut state = self.lock();
-        let Some(instance) = state.instances.get(id) else {
-            return Answer::Go;
-        };
-        let (name, ended) = (instance.name.clone(), instance.state);
-        let machine = state.machine.as_ref();
-        let replaced = machine.is_some_and(|machine| machine.replaces(id));
-        let held = machine.is_some_and(|machine| machine.holds(id))
-            || (!replaced && state.is_replayed(id));
-        let policy = state.policy.as_ref();
-        // Whether it is so is settled when the annotations have been read.
-        let covered =
-            state.written.is_none() || policy.is_some_and(|policy| policy.covers(name.as_str()));
-        let watched = !replaced && covered && state.is_member(&name);
-        if state.deleting || !(held || watched) {
-            // It may be one that the restart under way waits for.
-            self.note_end(&mut state, id, None);
-            if replaced {
-                self.learn_code(id);
+        self.with(|state, now| {
+            if !state.pod.knock(id, knock.waited, now) {
+                return Answer::Go;
             }
-            return Answer::Go;
-        }
-        let (release, released) = oneshot::channel();
-        state
-            .holds
-            .insert(id.clone(), Hold::new(release, knock.waited));
-        self.note_end(&mut state, id, None);
-        let known = matches!(ended, InstanceState::Ended(Some(_)));
-        if held || known {
-            self.decide(&mut state, id);
-        }
-        match (known, replaced) {
-            (true, _) => {}
-            (false, true) => self.learn_code(id),
-            (false, false) => self.ask_for_code(id),
-        }
-        Answer::Wait(released)
+            let (release, released) = oneshot::channel();
+            state.waiting.insert(id.clone(), release);
+            Answer::Wait(released)
+        })
     }
 
     /// Whether the kubelet may create a container of that name now; the refusal is written for people.
-    pub fn attempt(self: &Arc<Self>, name: &ContainerName) -> Result<(), String> {
-        let mut state = self.lock();
-        if !state.may_act() || state.deleting {
-            return Ok(());
-        }
-        // Ours. If the kubelet were faster, the runtime would refuse one of both: they have the same number.
-        if state.creating.remove(name) {
-            return Ok(());
-        }
-        // Under load the kubelet may act on what it saw half a second ago.
-        if let Some(id) = state.instances.running(name).cloned()
-            && state.is_member(name)
-        {
-            self.verify(id);
-            return Err(format!("container {name} is running already"));
-        }
-        let Some(machine) = &mut state.machine else {
-            return Ok(());
-        };
-        let (verdict, effects) = machine.attempt(Instant::now(), name);
-        let restart = machine.plan().id.clone();
-        let start_at = machine.plan().start_at();
-        self.apply(&mut state, effects);
-        match verdict {
-            Verdict::Admit => Ok(()),
-            Verdict::NotYet => Err(format!(
-                "pod restarts in place ({restart}), container {name} starts again in a moment"
-            )),
-            Verdict::BackOff => Err(format!(
-                "back-off: the pod restarts too often ({restart}), container {name} starts again at {start_at}"
-            )),
-            Verdict::OutOfOrder => {
-                for init in state.machine.iter().flat_map(Machine::running_inits) {
-                    self.verify(init);
-                }
-                Err(format!(
-                    "pod restarts in place ({restart}), container {name} starts after the init containers before it"
-                ))
-            }
-        }
+    pub fn admit_create(self: &Arc<Self>, name: &ContainerName) -> Result<(), String> {
+        self.tell(|pod, now| pod.admit_create(name, now))
     }
 
     /// What was in the runtime at `asked`, no longer than [`OLDEST_LIST`] ago, whatever was heard before.
-    /// `begun`: a restart that a predecessor left; `sweep`: placeholders that belong to no restart are leftovers.
+    /// `begun`: a restart that a predecessor left; `sweep`: what belongs to no restart is a leftover.
+    ///
+    /// [`OLDEST_LIST`]: super::pod::OLDEST_LIST
     pub fn relisted(
         self: &Arc<Self>,
-        mut found: Vec<(ContainerId, Instance)>,
+        found: Vec<(ContainerId, Instance)>,
         asked: Instant,
         begun: Option<Record>,
         sweep: bool,
     ) {
+        self.tell(|pod, now| pod.relisted(found, asked, begun, sweep, now));
+    }
+
+    fn feed(self: &Arc<Self>, event: Event) {
+        self.tell(|pod, now| pod.feed(event, now));
+    }
+
+    fn tell<T>(self: &Arc<Self>, news: impl FnOnce(&mut Pod, &Moment) -> T) -> T {
+        self.with(|state, now| news(&mut state.pod, now))
+    }
+
+    /// Whatever the pod is told, what follows is done.
+    fn with<T>(self: &Arc<Self>, news: impl FnOnce(&mut State, &Moment) -> T) -> T {
         let mut state = self.lock();
-        found.retain(|(id, _)| !state.removed.contains_key(id));
-        // What was made meanwhile cannot be in the list, and is not gone.
-        let known = state.instances.iter();
-        let known = known.filter(|(_, it)| it.listed || it.heard_at + LIST_SLACK < asked);
-        let known: Vec<ContainerId> = known.map(|(id, _)| id.clone()).collect();
-        for id in known {
-            if !found.iter().any(|(seen, _)| *seen == id) {
-                state.gone(&id, Instant::now());
-                self.feed(&mut state, Event::Gone(id));
-            }
+        let now = self.tools.clock.moment();
+        let deadline = state.pod.deadline();
+        let answer = news(&mut state, &now);
+        if state.pod.deadline() != deadline {
+            self.enqueue(Job::Retime);
         }
-        let mut news = Vec::new();
-        for (id, instance) in found {
-            let (name, now, placeholder) = (
-                instance.name.clone(),
-                instance.state,
-                instance.is_placeholder(),
-            );
-            // A list may be older than what was heard meanwhile.
-            if state.instances.insert(id.clone(), instance) && !placeholder {
-                news.push((id, name, now));
-            }
-        }
-        if let Some(record) = begun {
-            self.resume(&mut state, record);
-        } else if state.machine.is_some() {
-            for (id, name, now) in news {
-                match now {
-                    InstanceState::Created => {}
-                    InstanceState::Running => self.feed(&mut state, Event::Started(name, id)),
-                    InstanceState::Ended(code) => {
-                        self.feed(&mut state, Event::Ended(name, id.clone(), code));
-                        self.feed(&mut state, Event::Exited(id));
-                    }
-                }
-            }
-        } else if sweep {
-            self.sweep_leftovers(&state);
-        }
-        self.say_what_is_bare(&mut state);
+        self.settle(&mut state);
+        answer
     }
 
-    /// Says once which containers are not protected, and once more if that has another reason by then.
-    fn say_what_is_bare(&self, state: &mut State) {
-        let bare = state.bare();
-        if bare.is_empty() || state.policy.is_none() {
-            return;
-        }
-        let why = if !self.runs_hooks {
-            Unprotected::NoHooks
-        } else if state.hooks.are_refused(Instant::now()) {
-            Unprotected::HooksRefused
-        } else {
-            Unprotected::FromBefore
-        };
-        if state.said_bare.replace(why) != Some(why) {
-            let reporter = &self.tools.reporter;
-            reporter.not_protected(&self.pod, &bare, why);
-        }
-    }
-
-    fn resume(self: &Arc<Self>, state: &mut State, record: Record) {
-        let Record { phase, plan } = record;
-        let found: Vec<Found> = state
-            .instances
-            .iter()
-            .map(|(id, instance)| found(id, instance, &plan))
-            .collect();
-        let elapsed = self.tools.clock.since(plan.decided_up_ms);
-        tracing::info!(pod = %self.pod.key, restart = %plan.id, ?phase, "went on with a restart that was under way");
-        let trigger = &plan.trigger;
-        state
-            .instances
-            .ended(&trigger.container, Some(trigger.code));
-        state.decided.insert(trigger.container.clone());
-        state.settle_olds(&plan);
-        if matches!(phase, Phase::Shielded | Phase::Up) {
-            // Their exits were released, whether or not the runtime shows it yet.
-            for old in plan.members.iter().filter_map(|member| member.old.as_ref()) {
-                state.instances.ended(&old.id, old.exit);
-            }
-        }
-        let (machine, effects) = Machine::resume(plan, phase, &found, elapsed, Instant::now());
-        state.machine = Some(machine);
-        self.apply(state, effects);
-        self.watch_shields();
+    /// The queue is closed only after the pod is gone, when nothing matters any more.
+    fn enqueue(&self, job: Job) {
+        drop(self.jobs.send(job));
     }
 
     /// A panic while the lock was held is a bug of one pod's restart: the others, and this one's exits, go on.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn found(id: &ContainerId, instance: &Instance, plan: &Plan) -> Found {
-    Found {
-        id: id.clone(),
-        name: instance.name.clone(),
-        maker: instance.maker,
-        created_at: instance.created_at,
-        new: !plan.knew(id),
-        state: match instance.state {
-            InstanceState::Created => FoundState::Created,
-            InstanceState::Running => FoundState::Running,
-            InstanceState::Ended(code) => FoundState::Exited(code),
-        },
     }
 }

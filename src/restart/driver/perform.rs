@@ -1,23 +1,27 @@
-//! Does what the machine wants done, in tasks that hold no lock while they wait.
+//! Does what is to be done, in tasks that hold no lock while they wait.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::decide::scope;
-use super::state::State;
-use super::{Driver, HOOK_LIMIT, Job};
+use super::{Driver, Job, State};
 use crate::cri::{ContainerState, CriError};
 use crate::exit_hold;
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::node::InstanceState;
+use crate::policy::Action;
 use crate::report::Story;
-use crate::restart::machine::{Effect, Event, Machine, Outcome, Phase, time_of_relist};
-use crate::restart::plan::{Plan, Starter, Way};
-use crate::restart::record::Record;
+use crate::restart::machine::{Effect, Event, Outcome};
+use crate::restart::plan::{Plan, Starter, Trigger, Way};
+use crate::restart::pod::{Command, Pod, Saying};
 
+/// An exit that no hook has announced by then may not be held: the container was made before the plugin, or its hook did
+/// not run. On a busy node the hook may come even later.
+const HOOK_LIMIT: Duration = Duration::from_secs(1);
 /// The exit event is sent before the hook runs; one that is this late was lost, or came before this process.
 const EVENT_LIMIT: Duration = Duration::from_millis(300);
 /// How long the kills wait for the pod's condition to be set.
@@ -34,9 +38,60 @@ const STOP_LIMIT: Duration = Duration::from_secs(10);
 const REMOVE_LIMIT: Duration = Duration::from_secs(30);
 
 impl Driver {
+    /// Carries out what has been decided since the last time, and lets go what is held no longer: together and now, for
+    /// the kubelet is to see all exits as one event.
+    pub(super) fn settle(self: &Arc<Self>, state: &mut State) {
+        let State { pod, waiting, .. } = state;
+        waiting.retain(|id, _| pod.is_held(id));
+        for command in state.pod.commands() {
+            match command {
+                Command::Do(effect) => self.enqueue(Job::Do(effect)),
+                Command::Remove(id) => self.sweep(id),
+                Command::EndKill(id) => {
+                    if let Some(kill) = state.kills.remove(&id) {
+                        kill.abort();
+                    }
+                }
+                Command::AwaitHook(id) => drop(tokio::spawn(Arc::clone(self).await_hook(id))),
+                Command::AskForCode(id) => drop(tokio::spawn(Arc::clone(self).ask_for_code(id))),
+                Command::LearnCode(id) => drop(tokio::spawn(Arc::clone(self).learn_code(id))),
+                Command::Verify(id) => drop(tokio::spawn(Arc::clone(self).verify(id))),
+                Command::AskManifest(trigger, action, path) => {
+                    self.ask_manifest(trigger, action, path);
+                }
+                Command::WatchShields => drop(tokio::spawn(Arc::clone(self).watch_shields())),
+                Command::Say(saying) => self.say(saying),
+            }
+        }
+        if !state.pod.may_replay() {
+            state.replay = None;
+            state.turn = None;
+        }
+    }
+
+    fn say(&self, saying: Saying) {
+        let (reporter, pod) = (&self.tools.reporter, &self.pod.key);
+        match saying {
+            Saying::Restarting(plan) => reporter.restarting(&story(&plan)),
+            Saying::HandedOver(restart, why) => {
+                tracing::warn!(%pod, %restart, why, "handing the start over to the kubelet");
+            }
+            Saying::BegunAnew(restart, again) => {
+                tracing::warn!(%pod, %restart, again, "containers were started out of order while the gate was away: beginning anew");
+            }
+            Saying::WentOn(restart, phase) => {
+                tracing::info!(%pod, %restart, ?phase, "went on with a restart that was under way");
+            }
+            Saying::NotProtected(containers, why) => {
+                reporter.not_protected(&self.pod, &containers, why);
+            }
+            Saying::InvalidRules(error) => reporter.invalid_rules(&self.pod, &error),
+        }
+    }
+
     pub(super) async fn work(self: Arc<Self>, mut queue: mpsc::UnboundedReceiver<Job>) {
         loop {
-            let deadline = self.lock().machine.as_ref().and_then(Machine::deadline);
+            let deadline = self.lock().pod.deadline();
             let tick = async {
                 match deadline {
                     Some(at) => sleep_until(at.into()).await,
@@ -49,7 +104,7 @@ impl Driver {
                     Some(Job::Retime) => {}
                     Some(Job::Close) | None => return,
                 },
-                () = tick => self.feed(&mut self.lock(), Event::Tick),
+                () = tick => self.feed(Event::Tick),
             }
         }
     }
@@ -76,10 +131,7 @@ impl Driver {
     }
 
     async fn save(&self) {
-        let record = self.lock().machine.as_ref().map(|machine| Record {
-            phase: machine.phase(),
-            plan: machine.plan().clone(),
-        });
+        let record = self.lock().pod.record();
         if let Some(record) = record {
             self.tools.records.save(record).await;
         }
@@ -87,34 +139,27 @@ impl Driver {
 
     /// Nothing waits for the API server longer than a moment, nor at all where there is none.
     fn announce(self: &Arc<Self>, restarting: bool) {
-        let mut state = self.lock();
-        let told = state.machine.as_ref().and_then(|machine| {
-            let story = story(machine.plan());
-            let spec = state.spec.as_ref();
-            // Only a static pod has another one in the API, and its mirror is not known then.
-            let api_uid = spec.map_or(&self.pod.uid, |spec| &spec.api_uid);
-            let reporter = &self.tools.reporter;
-            reporter.condition(&story, api_uid, restarting)
-        });
+        let told = {
+            let state = self.lock();
+            state.pod.plan().and_then(|plan| {
+                let (reporter, api_uid) = (&self.tools.reporter, state.pod.api_uid());
+                reporter.condition(&story(plan), api_uid, restarting)
+            })
+        };
         let Some(told) = told else {
-            self.feed(&mut state, Event::Announced);
-            return;
+            return self.feed(Event::Announced);
         };
         let driver = Arc::clone(self);
         tokio::spawn(async move {
             // Too late or given up: the restart is worth more than the news of it.
             let _ = timeout(ANNOUNCE_LIMIT, told).await;
-            driver.feed(&mut driver.lock(), Event::Announced);
+            driver.feed(Event::Announced);
         });
     }
 
     async fn kill(self: Arc<Self>, id: ContainerId) {
-        let grace = Duration::from_millis(
-            self.lock()
-                .machine
-                .as_ref()
-                .map_or(0, |machine| machine.plan().grace_ms),
-        );
+        let grace = self.lock().pod.plan().map_or(0, |plan| plan.grace_ms);
+        let grace = Duration::from_millis(grace);
         loop {
             let cri = &self.tools.cri;
             let stop = cri.stop_container(&id, grace, grace + STOP_LIMIT);
@@ -132,22 +177,24 @@ impl Driver {
             let Some(event) = event else {
                 sleep(RETRY_INTERVAL).await;
                 // Even when its exit can no longer be held: it cannot start again before it has ended.
-                if self.is_to_be_replaced(&id) {
+                let mut state = self.lock();
+                if state.pod.is_to_be_replaced(&id) {
                     continue;
                 }
-                self.lock().kills.remove(&id);
+                state.kills.remove(&id);
                 return;
             };
-            let mut state = self.lock();
-            state.kills.remove(&id);
-            self.feed(&mut state, event);
+            self.with(|state, now| {
+                state.kills.remove(&id);
+                state.pod.feed(event, now);
+            });
             return;
         }
     }
 
     /// Asks the runtime only about a container of which no end has been heard.
     async fn is_yet_to_end(&self, id: &ContainerId) -> bool {
-        let known = self.lock().instances.get(id).map(|it| it.state);
+        let known = self.lock().pod.instance(id).map(|it| it.state);
         if known.is_none_or(|state| matches!(state, InstanceState::Ended(_))) {
             return false;
         }
@@ -159,57 +206,44 @@ impl Driver {
     }
 
     async fn make_placeholder(self: Arc<Self>, name: ContainerName, like: ContainerId) {
-        let round = |state: &State| {
-            let machine = state.machine.as_ref()?;
-            Some((machine.plan().id.clone(), machine.plan().again))
-        };
-        let Some(wanted) = round(&self.lock()) else {
+        let Some(round) = self.lock().pod.round() else {
             return;
         };
         let mut said = false;
         loop {
-            if !self.may_be_shielded(&like) {
+            if !self.lock().pod.may_be_shielded(&like) {
                 sleep(RETRY_INTERVAL).await;
-                if self.still_holds(&like) {
+                if self.lock().pod.still_holds(&like) {
                     continue;
                 }
                 return;
             }
             let turn = self.bounds.to_make().await;
             let began = Instant::now();
-            let making = self
-                .placeholders
-                .make(&self.tools.cri, &name, &like, &wanted.0);
-            let made = making.await;
+            let cri = &self.tools.cri;
+            let made = self.placeholders.make(cri, &name, &like, &round.0).await;
             drop(turn);
             match made {
                 Ok(id) => {
-                    let relist = time_of_relist(began.elapsed());
-                    if let Some(limit) = self.shields_until(&name) {
-                        sleep_until((Instant::now() + relist).min(limit)).await;
+                    let took = began.elapsed();
+                    let from = self.tell(|pod, now| pod.shields_from(&name, took, now));
+                    if let Some(from) = from {
+                        sleep_until(from.into()).await;
                     }
-                    let mut state = self.lock();
-                    if round(&state).as_ref() != Some(&wanted) {
-                        // The restart that wanted it is over: the pod was deleted, for one.
-                        self.sweep(id);
-                    } else if state.removed.contains_key(&id) {
-                        // Somebody has removed it meanwhile.
-                        continue;
-                    } else {
-                        self.feed(&mut state, Event::PlaceholderMade(name, id));
+                    let stands =
+                        self.tell(|pod, now| pod.placeholder_made(name.clone(), id, &round, now));
+                    // Otherwise somebody has removed it meanwhile.
+                    if stands {
+                        return;
                     }
-                    return;
                 }
-                Err(CriError::Gone { .. }) => {
-                    self.feed(&mut self.lock(), Event::Gone(like));
-                    return;
-                }
+                Err(CriError::Gone { .. }) => return self.feed(Event::Gone(like)),
                 Err(error) => {
                     if !std::mem::replace(&mut said, true) {
                         tracing::warn!(pod = %self.pod.key, container = %name, %error, "could not make a placeholder, trying until it stands or the exit is let go");
                     }
                     sleep(RETRY_INTERVAL).await;
-                    if !self.still_holds(&like) {
+                    if !self.lock().pod.still_holds(&like) {
                         return;
                     }
                 }
@@ -217,35 +251,21 @@ impl Driver {
         }
     }
 
-    /// `None`: a placeholder of that container has nothing to hide.
-    fn shields_until(&self, name: &ContainerName) -> Option<Instant> {
-        let state = self.lock();
-        let machine = state.machine.as_ref()?;
-        let until = machine.is_shielding(name).then(|| machine.shields_until());
-        until.map(Instant::from)
-    }
-
     /// While exits are held NRI is not there for a plugin that came back, and does not tell what others remove.
-    pub(super) fn watch_shields(self: &Arc<Self>) {
-        let driver = Arc::clone(self);
-        tokio::spawn(async move {
-            loop {
-                sleep(SHIELDS_INTERVAL).await;
-                let shields = match &driver.lock().machine {
-                    Some(machine) if machine.is_holding() && !driver.tools.gate.is_there() => {
-                        machine.leftovers()
-                    }
-                    _ => return,
-                };
-                let list = driver.tools.cri.list_containers(Some(&driver.pod.sandbox));
-                let Ok(there) = list.await else { continue };
-                for (_, id) in shields {
-                    if !there.iter().any(|it| it.id == id) {
-                        driver.removed(&id);
-                    }
+    async fn watch_shields(self: Arc<Self>) {
+        loop {
+            sleep(SHIELDS_INTERVAL).await;
+            let Some(shields) = self.lock().pod.unwatched_shields() else {
+                return;
+            };
+            let list = self.tools.cri.list_containers(Some(&self.pod.sandbox));
+            let Ok(there) = list.await else { continue };
+            for id in shields {
+                if !there.iter().any(|it| it.id == id) {
+                    self.removed(&id);
                 }
             }
-        });
+        }
     }
 
     pub(super) fn sweep(self: &Arc<Self>, id: ContainerId) {
@@ -271,33 +291,17 @@ impl Driver {
         });
     }
 
-    /// What belongs to no restart any more.
-    pub(super) fn sweep_leftovers(self: &Arc<Self>, state: &State) {
-        let instances = state.instances.iter();
-        let leftover = instances.filter(|(_, it)| it.is_unstarted_of_ours());
-        for (id, _) in leftover {
-            self.sweep(id.clone());
-        }
-    }
-
     async fn finish(self: &Arc<Self>, outcome: Outcome) {
-        let over = {
-            let mut state = self.lock();
-            // Another restart may have taken its place meanwhile: the record is that one's.
-            let over = state
-                .machine
-                .take_if(|machine| machine.phase() == Phase::Over);
-            if over.is_some() {
-                // One before may have ended with a plugin that died before all were removed.
-                self.sweep_leftovers(&state);
-            }
-            over
+        let Some(machine) = self.tell(Pod::finish) else {
+            return;
         };
-        let Some(machine) = over else { return };
-        let took = self.tools.clock.since(machine.plan().decided_up_ms);
-        self.remember(&machine).await;
-        self.tools.records.forget(self.pod.sandbox.clone()).await;
-        let (reporter, story) = (&self.tools.reporter, story(machine.plan()));
+        let (plan, sandbox) = (machine.plan(), &self.pod.sandbox);
+        let took = self.tools.clock.since(plan.decided_up_ms);
+        let past = self.lock().pod.past().clone();
+        let records = &self.tools.records;
+        records.save_past(sandbox.clone(), past).await;
+        records.forget(sandbox.clone()).await;
+        let (reporter, story) = (&self.tools.reporter, story(plan));
         match outcome {
             Outcome::Completed => reporter.restarted(&story, took),
             Outcome::InitFailed => reporter.init_failed(&story, took),
@@ -307,69 +311,19 @@ impl Driver {
         }
     }
 
-    /// The row of restarts goes on from the end of this one.
-    async fn remember(&self, machine: &Machine) {
-        let plan = machine.plan();
-        let past = {
-            let mut state = self.lock();
-            let scope = scope(plan.action, &plan.trigger);
-            state.past.over(scope.as_ref(), self.tools.clock.up_ms());
-            state.past.clone()
-        };
-        let sandbox = self.pod.sandbox.clone();
-        self.tools.records.save_past(sandbox, past).await;
-    }
-
-    fn is_to_be_replaced(&self, id: &ContainerId) -> bool {
-        let state = self.lock();
-        let under_way = state
-            .machine
-            .as_ref()
-            .filter(|machine| machine.phase() != Phase::Over);
-        under_way.is_some_and(|machine| machine.replaces(id))
-    }
-
-    /// Behind a placeholder the kubelet does not see that a container runs, and starts another one beside it as
-    /// soon as no gate keeps it from doing so: if this process dies, for one. That is risked for the moment that a kill
-    /// takes, but not before it is under way, not for a grace period, and not if the gate is away.
-    fn may_be_shielded(&self, id: &ContainerId) -> bool {
-        let state = self.lock();
-        let machine = state.machine.as_ref();
-        let at_once = machine.is_some_and(Machine::kills_at_once);
-        let instance = state.instances.get(id);
-        // One that the kubelet has just created is about to run.
-        let lives = instance.is_some_and(|it| !matches!(it.state, InstanceState::Ended(_)));
-        !lives || (at_once && self.tools.gate.is_there())
-    }
-
-    fn still_holds(&self, id: &ContainerId) -> bool {
-        self.lock()
-            .machine
-            .as_ref()
-            .is_some_and(|machine| machine.holds(id))
-    }
-
     /// The hook of a container that has exited is missing. While the runtime shows that it runs, nobody has seen the exit
     /// and the hook may yet come.
-    pub(super) fn wait_for_hook(self: &Arc<Self>, id: &ContainerId) {
-        let driver = Arc::clone(self);
-        let id = id.clone();
-        tokio::spawn(async move {
-            let until = Instant::now() + exit_hold::LIMIT;
-            sleep(HOOK_LIMIT).await;
-            while Instant::now() < until && !driver.is_held(&id) && driver.shows_running(&id).await
-            {
-                sleep(HOOK_INTERVAL).await;
-            }
-            let mut state = driver.lock();
-            if !state.holds.contains_key(&id) {
-                driver.decide(&mut state, &id);
-            }
-        });
+    async fn await_hook(self: Arc<Self>, id: ContainerId) {
+        let until = Instant::now() + exit_hold::LIMIT;
+        sleep(HOOK_LIMIT).await;
+        while Instant::now() < until && !self.is_held(&id) && self.shows_running(&id).await {
+            sleep(HOOK_INTERVAL).await;
+        }
+        self.tell(|pod, now| pod.hook_is_missing(&id, now));
     }
 
     fn is_held(&self, id: &ContainerId) -> bool {
-        self.lock().holds.contains_key(id)
+        self.lock().pod.is_held(id)
     }
 
     async fn shows_running(&self, id: &ContainerId) -> bool {
@@ -379,46 +333,41 @@ impl Driver {
 
     /// The exit event of a container whose hook waits is missing: asks the runtime, and lets go if it does not
     /// know either.
-    pub(super) fn ask_for_code(self: &Arc<Self>, id: &ContainerId) {
-        let driver = Arc::clone(self);
-        let id = id.clone();
-        tokio::spawn(async move {
-            sleep(EVENT_LIMIT).await;
-            if !driver.waits_for_code(&id) {
-                return;
-            }
-            if let Some(code) = driver.code_from_task(&id).await {
-                driver.ended(&id, Some(code));
-                return;
-            }
-            sleep(HOOK_LIMIT).await;
-            if driver.waits_for_code(&id) {
-                tracing::warn!(pod = %driver.pod.key, container = %id, "nobody knows the exit code: let the exit go");
-                driver.lock().holds.remove(&id);
-            }
-        });
+    async fn ask_for_code(self: Arc<Self>, id: ContainerId) {
+        sleep(EVENT_LIMIT).await;
+        if !self.waits_for_code(&id) {
+            return;
+        }
+        if let Some(code) = self.code_from_task(&id).await {
+            return self.ended(&id, Some(code));
+        }
+        sleep(HOOK_LIMIT).await;
+        if self.waits_for_code(&id) {
+            tracing::warn!(pod = %self.pod.key, container = %id, "nobody knows the exit code: let the exit go");
+            self.tell(|pod, _| pod.code_is_unknown(&id));
+        }
+    }
+
+    fn waits_for_code(&self, id: &ContainerId) -> bool {
+        self.lock().pod.waits_for_code(id)
     }
 
     /// A container that is part of a restart ended by itself, and its exit event is missing: after a success, for
     /// one, the kubelet may not start it again.
-    pub(super) fn learn_code(self: &Arc<Self>, id: &ContainerId) {
-        let driver = Arc::clone(self);
-        let id = id.clone();
-        tokio::spawn(async move {
-            loop {
-                sleep(EVENT_LIMIT).await;
-                if !driver.lacks_code(&id) || !driver.is_to_be_replaced(&id) {
-                    return;
-                }
-                let code = match driver.code_from_task(&id).await {
-                    None => driver.code_from_status(&id).await,
-                    code => code,
-                };
-                if code.is_some() {
-                    return driver.ended(&id, code);
-                }
+    async fn learn_code(self: Arc<Self>, id: ContainerId) {
+        loop {
+            sleep(EVENT_LIMIT).await;
+            if !self.lock().pod.is_to_learn_code(&id) {
+                return;
             }
-        });
+            let code = match self.code_from_task(&id).await {
+                None => self.code_from_status(&id).await,
+                code => code,
+            };
+            if code.is_some() {
+                return self.ended(&id, code);
+            }
+        }
     }
 
     async fn code_from_status(&self, id: &ContainerId) -> Option<ExitCode> {
@@ -432,17 +381,25 @@ impl Driver {
         containerd.task_exit_code(id).await.ok().flatten()
     }
 
-    fn waits_for_code(&self, id: &ContainerId) -> bool {
-        let state = self.lock();
-        let replaced = state
-            .machine
-            .as_ref()
-            .is_some_and(|machine| machine.replaces(id));
-        !replaced && state.lacks_code(id) && state.holds.contains_key(id)
+    /// Asks the runtime whether a container that was refused a successor, or one that waits for its end, really runs: its
+    /// end may have fallen between two plugins.
+    async fn verify(self: Arc<Self>, id: ContainerId) {
+        match self.tools.cri.container_status(&id).await {
+            Ok(status) if status.state == ContainerState::Exited => {
+                self.ended(&id, status.exit_code);
+            }
+            Err(CriError::Gone { .. }) => self.removed(&id),
+            // It runs, or the runtime is away and nothing will be created anyway.
+            Ok(_) | Err(_) => {}
+        }
     }
 
-    fn lacks_code(&self, id: &ContainerId) -> bool {
-        self.lock().lacks_code(id)
+    fn ask_manifest(self: &Arc<Self>, trigger: Trigger, action: Action, path: PathBuf) {
+        let driver = Arc::clone(self);
+        spawn_blocking(move || {
+            let withdrawn = driver.tools.static_pods.is_withdrawn(&path, &driver.pod);
+            driver.tell(|pod, now| pod.manifest_asked(trigger, action, withdrawn, now));
+        });
     }
 }
 

@@ -7,19 +7,19 @@ use std::io;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use futures::future::{join_all, try_join_all};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use super::Driver;
-use super::places::{LONGEST_WAIT, Turn};
 use crate::cri::{CriError, PodSandboxConfig};
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::ContainerKind;
 use crate::node::now_ns;
-use crate::restart::machine::{Event, Machine, Phase};
+use crate::restart::machine::Event;
+use crate::restart::places::{LONGEST_WAIT, Turn};
 use crate::restart::plan::{Plan, RestartId};
 use crate::restart::replay::{Attempt, Obstacle, Room, complete, inits_are_quick, log_link};
 
@@ -62,29 +62,27 @@ impl Driver {
         let turn = if plan.starts_at_once() {
             Ok(None)
         } else {
-            let turn = timeout(LONGEST_WAIT, self.tools.places.turn()).await;
+            let turn = timeout(LONGEST_WAIT, self.tools.shared.places.turn()).await;
             turn.map(Some).map_err(|_| Obstacle::Busy)
         };
-        if !self.lock().is_restart(&plan.id, Machine::may_replay) {
+        if !self.lock().pod.may_still_replay(&plan.id) {
             return;
         }
         let replay = match turn {
             Ok(turn) => self.replay_of(&plan).await.map(|replay| (replay, turn)),
             Err(busy) => Err(busy),
         };
-        let mut state = self.lock();
-        if !state.is_restart(&plan.id, Machine::may_replay) {
-            return;
-        }
-        let result = match replay {
-            Ok((replay, turn)) => {
+        self.with(|state, now| {
+            if !state.pod.may_still_replay(&plan.id) {
+                return;
+            }
+            let result = replay.map(|(replay, turn)| {
                 state.replay = Some(Arc::new(replay));
                 state.turn = turn;
-                Ok(())
-            }
-            Err(obstacle) => Err(obstacle.to_string()),
-        };
-        self.feed(&mut state, Event::Recovered(result));
+            });
+            let result = result.map_err(|obstacle| obstacle.to_string());
+            state.pod.feed(Event::Recovered(result), now);
+        });
     }
 
     async fn replay_of(&self, plan: &Plan) -> Result<Replay, Obstacle> {
@@ -148,7 +146,7 @@ impl Driver {
             return;
         }
         for ((name, _), id) in attempts.iter().zip(made.iter().flatten()) {
-            self.made(&plan.id, name, id, took);
+            self.tell(|pod, now| pod.attempt_made(&plan.id, name, id, took, now));
         }
         let _turn = self.turn(&plan).await;
         let starting = attempts.into_iter().zip(made.into_iter().flatten());
@@ -161,7 +159,7 @@ impl Driver {
                 }
                 Err(error) => {
                     self.not_replayed(&plan.id, name, &error);
-                    if !(error.leaves_it_created() && self.shields(&id)) {
+                    if !(error.leaves_it_created() && self.lock().pod.is_shield(&id)) {
                         self.sweep(id);
                     }
                     None
@@ -180,23 +178,7 @@ impl Driver {
         if !plan.starts_at_once() {
             return None;
         }
-        Some(self.tools.places.turn().await)
-    }
-
-    /// If it is wanted no longer, nobody else knows of it.
-    fn made(
-        self: &Arc<Self>,
-        restart: &RestartId,
-        name: &ContainerName,
-        id: &ContainerId,
-        took: Duration,
-    ) {
-        let mut state = self.lock();
-        if state.is_restart(restart, |machine| machine.phase() == Phase::Replay) {
-            self.feed(&mut state, Event::Made(name.clone(), id.clone(), took));
-        } else {
-            self.sweep(id.clone());
-        }
+        Some(self.tools.shared.places.turn().await)
     }
 
     fn not_replayed(
@@ -206,13 +188,12 @@ impl Driver {
         error: &ReplayError,
     ) {
         if self.is_replaying(restart) {
-            let event = Event::NotReplayed(name.clone(), error.to_string());
-            self.feed(&mut self.lock(), event);
+            self.feed(Event::NotReplayed(name.clone(), error.to_string()));
         }
     }
 
     async fn make(
-        &self,
+        self: &Arc<Self>,
         restart: &RestartId,
         name: &ContainerName,
         attempt: &Attempt,
@@ -223,18 +204,18 @@ impl Driver {
             return Err(ReplayError::Unwanted);
         }
         // Otherwise its exit could not be held.
-        if !self.tools.gate.is_there() {
+        if !self.tools.shared.gate.is_there() {
             return Err(ReplayError::NoGate);
         }
         if let Some(path) = attempt.termination_message.clone() {
             let made = spawn_blocking(move || make_termination_message(&path)).await;
             made.map_err(io::Error::other)??;
         }
-        self.lock().creating.insert(name.clone());
+        self.tell(|pod, _| pod.is_creating(name.clone()));
         let cri = &self.tools.cri;
         let made = cri.create_container(&self.pod.sandbox, &attempt.config, sandbox);
         let made = made.await;
-        self.lock().creating.remove(name);
+        self.tell(|pod, _| pod.has_created(name));
         Ok(made?)
     }
 
@@ -266,21 +247,12 @@ impl Driver {
         });
     }
 
-    /// Whether it stands for a container that the kubelet is to start.
-    fn shields(&self, id: &ContainerId) -> bool {
-        let state = self.lock();
-        let mut shields = state.machine.iter().flat_map(Machine::leftovers);
-        shields.any(|(_, shield)| shield == *id)
-    }
-
     fn plan(&self) -> Option<Plan> {
-        let state = self.lock();
-        state.machine.as_ref().map(|machine| machine.plan().clone())
+        self.lock().pod.plan().cloned()
     }
 
     fn is_replaying(&self, restart: &RestartId) -> bool {
-        self.lock()
-            .is_restart(restart, |machine| machine.phase() == Phase::Replay)
+        self.lock().pod.is_replaying(restart)
     }
 }
 

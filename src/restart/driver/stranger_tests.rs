@@ -2,10 +2,15 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use super::*;
 use crate::ids::{Attempt, PodKey};
+use crate::node::InstanceState;
 use crate::node::{Maker, now_ns};
+use crate::policy::Start;
+use crate::restart::back_off::BackOff;
+use crate::restart::places::Places;
 use crate::restart::plan::Starter;
 
 const RULES: &str = "restart-rules.reprise.dev";
@@ -19,10 +24,18 @@ pub(crate) fn tools(dir: &Path) -> Arc<Tools> {
     let endpoint = format!("unix://{}", dir.join("cri.sock").display());
     let cri = cri::Client::connect(&endpoint).unwrap();
     Arc::new(Tools {
-        start: Start::Auto,
-        back_off: BackOff::try_new(Duration::ZERO, Duration::ZERO, Duration::ZERO).unwrap(),
         static_pods: StaticPods::new(dir, "node-1"),
+        shared: shared(Start::Auto),
         ..testing::tools(cri, dir)
+    })
+}
+
+fn shared(start: Start) -> Arc<Shared> {
+    Arc::new(Shared {
+        gate: Arc::default(),
+        start,
+        back_off: BackOff::try_new(Duration::ZERO, Duration::ZERO, Duration::ZERO).unwrap(),
+        places: Places::of(1),
     })
 }
 
@@ -74,9 +87,9 @@ fn spawn(tools: &Arc<Tools>, annotations: &[(&str, &str)], is_static: bool) -> A
     driver
 }
 
-async fn until(driver: &Driver, is_so: impl Fn(&State) -> bool) {
+async fn until(driver: &Driver, is_so: impl Fn(&Pod) -> bool) {
     let so = async {
-        while !is_so(&driver.lock()) {
+        while !is_so(&driver.lock().pod) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
@@ -139,7 +152,7 @@ async fn a_static_pod_restarts_again_when_its_manifest_is_back() {
     let tools = tools(dir.path());
     let driver = driver(&tools, RULE, true);
     driver.until_read().await;
-    until(&driver, |state| state.manifest.is_some()).await;
+    until(&driver, Pod::has_manifest).await;
 
     fs::rename(&path, &away).unwrap();
     let Answer::Wait(released) = driver.knock(&knock("c1")) else {
@@ -153,7 +166,7 @@ async fn a_static_pod_restarts_again_when_its_manifest_is_back() {
     driver.created("c2".into(), running("a"));
     driver.ended(&"c2".into(), Some(ExitCode(42)));
     assert!(matches!(driver.knock(&knock("c2")), Answer::Wait(_)));
-    until(&driver, |state| state.machine.is_some()).await;
+    until(&driver, |pod| pod.machine().is_some()).await;
 }
 
 #[tokio::test]
@@ -161,8 +174,8 @@ async fn a_pod_is_not_replayed_where_the_node_leaves_the_start_to_the_kubelet() 
     let starter = async |start: Start| {
         let dir = tempfile::tempdir().unwrap();
         let mut tools = tools(dir.path());
-        Arc::get_mut(&mut tools).unwrap().start = start;
-        tools.gate.set(true);
+        Arc::get_mut(&mut tools).unwrap().shared = shared(start);
+        tools.shared.gate.set(true);
         let pod = serde_json::json!({
             "metadata": {"name": "web-node-1", "namespace": "default", "uid": "u1"},
             "spec": {"restartPolicy": "Always", "containers": [{"name": "a"}]},
@@ -175,7 +188,7 @@ async fn a_pod_is_not_replayed_where_the_node_leaves_the_start_to_the_kubelet() 
         driver.ended(&"c1".into(), Some(ExitCode(42)));
         assert!(matches!(waits, Answer::Wait(_)));
         let state = driver.lock();
-        state.machine.as_ref().unwrap().plan().starter.clone()
+        state.pod.plan().unwrap().starter.clone()
     };
     assert_eq!(starter(Start::Auto).await, Starter::Plugin);
     assert_eq!(

@@ -4,13 +4,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Places, Readers, Tools};
+use super::{Readers, Tools};
 use crate::clock::{Clock, Times};
 use crate::cri;
 use crate::kube::StaticPods;
 use crate::policy::Start;
 use crate::report::Reporter;
 use crate::restart::back_off::BackOff;
+use crate::restart::places::Places;
+use crate::restart::pod::Shared;
 use crate::restart::record::Records;
 
 pub(crate) fn tools(cri: cri::Client, dir: &Path) -> Tools {
@@ -18,17 +20,19 @@ pub(crate) fn tools(cri: cri::Client, dir: &Path) -> Tools {
     Tools {
         cri,
         containerd: None,
-        gate: Arc::default(),
         records: Records::open(&dir.join("state"), &dir.join("run")).unwrap(),
         reporter: Reporter::new(None, None),
-        start: Start::Kubelet,
-        back_off: BackOff::try_new(ten, most, reset).unwrap(),
-        places: Places::of(1),
         static_pods: StaticPods::new(&dir.join("manifests"), "node"),
         readers: Readers::default(),
         clock: Clock::of(Times {
             up: 3_600_000,
             unix: 1_700_000_000_000,
+        }),
+        shared: Arc::new(Shared {
+            gate: Arc::default(),
+            start: Start::Kubelet,
+            back_off: BackOff::try_new(ten, most, reset).unwrap(),
+            places: Places::of(1),
         }),
     }
 }

@@ -10,7 +10,10 @@ use super::*;
 use crate::clock::Clock;
 use crate::cri::fake::Fake;
 use crate::ids::{Attempt, PodKey};
-use crate::node::Maker;
+use crate::node::{InstanceState, Maker};
+use crate::restart::back_off::BackOff;
+use crate::restart::machine::Phase;
+use crate::restart::plan::Plan;
 
 const RULES: &str =
     r#"[{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]"#;
@@ -100,12 +103,12 @@ fn begin(driver: &Arc<Driver>) -> Answer {
 }
 
 fn with_plan<T>(driver: &Driver, look: impl FnOnce(&Plan) -> T) -> T {
-    look(driver.lock().machine.as_ref().unwrap().plan())
+    look(driver.lock().pod.plan().unwrap())
 }
 
 /// Until the machine wants to be asked again.
 fn left(driver: &Driver) -> Duration {
-    let deadline = driver.lock().machine.as_ref().unwrap().deadline();
+    let deadline = driver.lock().pod.deadline();
     deadline.unwrap().saturating_duration_since(Instant::now())
 }
 
@@ -124,7 +127,7 @@ async fn a_hold_is_as_old_as_it_is_whatever_the_clock_on_the_wall_is_set_to() {
         let _answer = begin(&driver);
         place.clock.pass(Duration::from_secs(4));
         place.clock.set_wall(wall);
-        driver.hand_over(&mut driver.lock(), "a test".into());
+        driver.tell(|pod, now| pod.hand_over("a test".into(), now));
         // 6.5 s less 4 s.
         let left = left(&driver);
         assert!(is_about(left, 2.5), "{wall}: {left:?}");
@@ -147,7 +150,7 @@ async fn a_back_off_is_as_long_as_it_was_meant_to_be_whatever_the_clock_on_the_w
         assert_eq!(with_plan(&driver, |plan| plan.back_off_ms), 10_000);
         place.clock.pass(Duration::from_secs(4));
         place.clock.set_wall(wall);
-        driver.hand_over(&mut driver.lock(), "a test".into());
+        driver.tell(|pod, now| pod.hand_over("a test".into(), now));
         assert_eq!(with_plan(&driver, |plan| plan.back_off_ms), 6_000);
 
         let plan = with_plan(&driver, Plan::clone);
@@ -167,25 +170,6 @@ async fn a_back_off_is_as_long_as_it_was_meant_to_be_whatever_the_clock_on_the_w
 }
 
 #[tokio::test]
-async fn what_has_come_since_a_restart_was_decided_is_new_whatever_the_clock_on_the_wall_was_set_to()
- {
-    let place = Place::new();
-    let driver = place.driver().await;
-    let _answer = begin(&driver);
-    let plan = with_plan(&driver, Plan::clone);
-    let past = Instance {
-        created_at: 0,
-        ..runs("a")
-    };
-    assert!(found(&"a-1".into(), &past, &plan).new);
-    let future = Instance {
-        created_at: i64::MAX,
-        ..runs("a")
-    };
-    assert!(!found(&"a-0".into(), &future, &plan).new);
-}
-
-#[tokio::test]
 async fn a_replay_that_is_handed_over_leaves_what_the_kubelet_is_about_to_start() {
     let place = Place::new();
     let driver = place.driver().await;
@@ -198,7 +182,7 @@ async fn a_replay_that_is_handed_over_leaves_what_the_kubelet_is_about_to_start(
         };
         driver.created(id.into(), made);
     }
-    driver.hand_over(&mut driver.lock(), "a test".into());
+    driver.tell(|pod, now| pod.hand_over("a test".into(), now));
     assert!(!driver.knows(&"a-1".into()));
     assert!(driver.knows(&"b-1".into()));
 }
@@ -228,14 +212,6 @@ async fn nothing_is_kept_of_containers_that_are_gone() {
         None,
         false,
     );
-    let mut state = driver.lock();
-    assert_eq!(state.instances.iter().count(), 0);
-    assert!(state.holds.is_empty() && state.decided.is_empty() && state.kills.is_empty());
-
-    let mut now = Instant::now();
-    for number in 0..2_000 {
-        now += Duration::from_secs(1);
-        state.gone(&number.to_string().as_str().into(), now);
-    }
-    assert!(state.removed.len() <= 301, "{}", state.removed.len());
+    let state = driver.lock();
+    assert!(state.pod.keeps_nothing() && state.waiting.is_empty() && state.kills.is_empty());
 }

@@ -617,8 +617,6 @@ fn after_the_end(event: Event) -> Vec<Effect> {
 }
 
 #[cfg(test)]
-mod model;
-#[cfg(test)]
 mod replay_tests;
 #[cfg(test)]
 mod tests;

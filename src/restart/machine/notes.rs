@@ -61,7 +61,9 @@ impl Machine {
     ) -> Vec<Effect> {
         if let Some(index) = self.index_of_old(&id) {
             let stays = !self.is_cleared_away(index);
-            self.progress[index].old_exit = self.progress[index].old_exit.or(code);
+            let known = self.progress[index].old_exit;
+            let known = known.filter(|code| *code != ExitCode::UNKNOWN);
+            self.progress[index].old_exit = known.or(code);
             return self
                 .not_to_stay(index)
                 .filter(|_| stays)

@@ -545,6 +545,25 @@ fn a_successor_leaves_what_the_kubelet_is_about_to_start() {
     assert!(effects.contains(&Effect::Remove("b-2".into())));
 }
 
+#[test]
+fn a_success_that_is_learnt_after_the_decision_is_started_again() {
+    let shape: Shape<'_> = &[
+        ("a", Regular, RUNS),
+        ("b", Regular, Was::Exited(ExitCode::UNKNOWN.0)),
+    ];
+    let plan = circumstances(Some(RestartPolicy::OnFailure), shape, "a", 42).restart_all();
+    assert_eq!(plan.way, Way::Kept);
+    let (held, now) = (["a-0".into()], Instant::now());
+    let (mut machine, _) = Machine::begin(plan, &held, None, RELIST_INTERVAL, Duration::ZERO, now);
+    let success = Some(ExitCode::SUCCESS);
+    let mut effects = machine.handle(now, Event::Ended("b".into(), "b-0".into(), success));
+    effects.extend(machine.handle(now, Event::Announced));
+    assert!(
+        effects.contains(&Effect::Remove("b-0".into())),
+        "{effects:?}"
+    );
+}
+
 fn intruders() -> [Found; 5] {
     [
         found("a-0", "a", false, false, FoundState::Exited(None)),

@@ -9,7 +9,9 @@ use reprise::kube::StaticPods;
 use reprise::policy::Start;
 use reprise::report::Reporter;
 use reprise::restart::back_off::BackOff;
-use reprise::restart::driver::{Gate, Places, Readers, Tools};
+use reprise::restart::driver::{Readers, Tools};
+use reprise::restart::places::Places;
+use reprise::restart::pod::{Gate, Shared};
 use reprise::restart::record::Records;
 use tokio::runtime::{Builder, Runtime};
 
@@ -37,14 +39,16 @@ pub(super) fn tools() -> Tools {
     Tools {
         cri: cri::Client::connect("unix:///nonexistent/cri.sock").expect("an endpoint"),
         containerd: None,
-        gate: Arc::new(gate),
         records: records(),
         reporter: Reporter::new(None, None),
-        start: Start::Auto,
-        back_off: BackOff::try_new(second, 10 * second, 60 * second).expect("gaps that grow"),
-        places: Places::of(2),
         static_pods: StaticPods::new(dir(), "node"),
         clock: Clock::default(),
         readers: Readers::default(),
+        shared: Arc::new(Shared {
+            gate: Arc::new(gate),
+            start: Start::Auto,
+            back_off: BackOff::try_new(second, 10 * second, 60 * second).expect("gaps that grow"),
+            places: Places::of(2),
+        }),
     }
 }

@@ -5,7 +5,7 @@ use super::kubelet::Phase as PodPhase;
 use super::plugin::Plugin;
 use super::runtime::Is;
 use super::{Ms, World};
-use crate::ids::{ContainerId, ContainerName, ExitCode};
+use crate::ids::{ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::restart::machine::{Effect, Machine, Outcome, Phase};
 use crate::restart::plan::{Member, Old, Plan, Starter, Way};
@@ -39,25 +39,35 @@ impl World {
                 let told = self.told || !whole;
                 self.demand(told, || "nothing is killed unannounced".into());
             }
-            // At the end of `Down`, of which the disk knows only after it.
-            Effect::Release(ids) if self.marked() && !self.are_shielded(ids) => {
-                self.excuse_unshielded();
-            }
             Effect::Finish(Outcome::Unshielded) => self.excuse_unshielded(),
             _ => {}
         }
     }
 
+    /// Looks at what shields the exits that may be seen from now on.
+    pub(super) fn judge_release(&mut self) {
+        // At the end of `Down`, of which the disk knows only after it.
+        if self.marked() && !self.are_shielded() {
+            self.excuse_unshielded();
+        }
+    }
+
+    /// With a grace period, shields wait for the ends.
+    pub(super) fn shields_may_be_late(&self) -> bool {
+        let stops_are_slow = self.case.grace > 0 && self.case.delays(Kind::Kill);
+        !self.died.is_empty() || self.case.delays(Kind::Make) || stops_are_slow
+    }
+
     fn excuse_unshielded(&mut self) {
-        let slow = !self.died.is_empty() || self.case.delays(Kind::Make);
-        self.demand(slow, || "nothing is released unshielded".into());
+        self.demand(self.shields_may_be_late(), || {
+            "nothing is released unshielded".into()
+        });
         self.excused = true;
     }
 
-    fn are_shielded(&self, ids: &[ContainerId]) -> bool {
+    fn are_shielded(&self) -> bool {
         let plan = self.decisions.last().unwrap();
-        let there =
-            |old: &Old| ids.contains(&old.id) && self.runtime.containers.contains_key(&old.id);
+        let there = |old: &Old| self.runtime.containers.contains_key(&old.id);
         let members = plan
             .members
             .iter()

@@ -2,15 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use super::case::Kind;
-use super::plugin::{Plugin, Round};
 use super::{Call, Job, Ms, World};
 use crate::exit_hold;
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::ContainerKind;
 use crate::node::Maker;
 use crate::policy::Action;
-use crate::restart::machine::{Event, FoundState, Machine, Phase};
+use crate::restart::machine::{Event, FoundState};
 
 pub(super) const KILLED: ExitCode = ExitCode(137);
 
@@ -186,11 +184,10 @@ impl World {
 
     pub(super) fn hook_gives_up(&mut self, id: &ContainerId) {
         if let Some(at) = self.runtime.hooks.iter().position(|it| it == id) {
-            let late = !self.died.is_empty() || self.case.delays(Kind::Make);
+            let late = self.shields_may_be_late();
             self.demand(late, || format!("{id} is let go in time"));
             self.excused = true;
             self.runtime.hooks.swap_remove(at);
-            self.let_go(id);
             self.after(0, Job::Appear(id.clone()));
         }
     }
@@ -200,13 +197,12 @@ impl World {
         if !self.listening() {
             return;
         }
-        for id in std::mem::take(&mut self.runtime.hooks) {
-            if self.is_held(&id) {
-                self.runtime.hooks.push(id);
-            } else {
-                let processing = self.upto(50);
-                self.after(processing, Job::Appear(id));
-            }
+        let hooks = std::mem::take(&mut self.runtime.hooks).into_iter();
+        let (held, released): (Vec<_>, Vec<_>) = hooks.partition(|id| self.is_held(id));
+        self.runtime.hooks = held;
+        for id in released {
+            let processing = self.upto(50);
+            self.after(processing, Job::Appear(id));
         }
     }
 
@@ -245,26 +241,6 @@ impl World {
         self.after(60_000, Job::Collect);
     }
 
-    /// The plugin starts what it has made, if that is still wanted.
-    pub(super) fn start_replayed(&mut self, id: &ContainerId, round: &Round) {
-        let Some(container) = self.runtime.containers.get(id) else {
-            return;
-        };
-        let name = container.name.clone();
-        let wanted = self.plugin.as_ref().and_then(Plugin::round).as_ref() == Some(round);
-        if wanted && self.machine().map(Machine::phase) == Some(Phase::Replay) {
-            self.admitted(&name);
-            self.start(id);
-        } else if !self.is_shield(id) {
-            self.sweep(id.clone());
-        }
-    }
-
-    fn is_shield(&self, id: &ContainerId) -> bool {
-        let mut shields = self.machine().into_iter().flat_map(Machine::leftovers);
-        shields.any(|(_, shield)| shield == *id)
-    }
-
     /// A call takes effect. What comes back is for the plugin that made it.
     pub(super) fn carry_out_call(&mut self, call: Call) {
         if self.fails(&call) {
@@ -282,6 +258,10 @@ impl World {
                 if !self.runtime.containers.contains_key(&like) {
                     return self.feed(Event::Gone(like));
                 }
+                if !self.may_be_shielded(&like) {
+                    let call = Call::Make(name, like, round);
+                    return self.after(100, Job::Retry(self.epoch, call));
+                }
                 let maker = Maker::Placeholder;
                 let id = self.runtime.create(self.now, &name, maker, Is::Created);
                 self.tell_created(&id);
@@ -298,7 +278,7 @@ impl World {
                     starting,
                     Job::Replayed(self.epoch, id.clone(), round.clone()),
                 );
-                self.replay_made(name, id, &round);
+                self.replay_made(&name, &id, &round);
             }
             Call::Remove(id) => {
                 let there = self.runtime.containers.get(&id);

@@ -263,7 +263,7 @@ pub(super) fn any_case() -> impl Strategy<Value = Case> {
         seldom(0u64..3000),
         seldom(Just(INIT_FAILURE)),
         seldom(1000u64..40_000),
-        0u64..4000,
+        0u64..4,
         prop::option::of(0u64..2000),
         any::<bool>(),
         seldom(0u64..15_000),
@@ -289,7 +289,7 @@ pub(super) fn any_case() -> impl Strategy<Value = Case> {
             init_fails,
             back_off: back_off.unwrap_or_default(),
             grace: if pod.action == Action::RestartPod {
-                grace
+                1000 * grace
             } else {
                 0
             },

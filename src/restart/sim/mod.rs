@@ -1,16 +1,14 @@
-//! Restarts of whole pods, played to their end by a small model of the kubelet, the runtime and the driver.
+//! Restarts of whole pods, played to their end: the pod that ships, in a small model of the kubelet, the runtime and the
+//! driver.
 //!
 //! A case is a pod and what befalls it; its `luck` says how long everything takes, so that a failure can be
 //! replayed and shrinks. Time is in milliseconds.
 
 mod case;
-mod effects;
 mod kubelet;
-mod planning;
 mod plugin;
 mod properties;
 mod runtime;
-mod successor;
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -18,13 +16,16 @@ use std::time::Instant;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
-use super::Event;
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::node::Maker;
+use crate::restart::back_off::Past;
+use crate::restart::machine::Event;
 use crate::restart::plan::Plan;
+use crate::restart::pod::Round;
+use crate::restart::record::Record;
 use case::{Case, Fault, Kind, any_case};
 use kubelet::Kubelet;
-use plugin::{Plugin, Record, Round};
+use plugin::Plugin;
 use runtime::{Is, Runtime};
 
 type Ms = u64;
@@ -80,6 +81,7 @@ enum Job {
     Call(u32, Call),
     Retry(u32, Call),
     Made(u32, ContainerName, ContainerId, Round),
+    Told(u32, ContainerName, ContainerId, Round),
 }
 
 impl Job {
@@ -95,7 +97,8 @@ impl Job {
             | Self::Verify(epoch, _)
             | Self::Call(epoch, _)
             | Self::Retry(epoch, _)
-            | Self::Made(epoch, ..) => Some(*epoch),
+            | Self::Made(epoch, ..)
+            | Self::Told(epoch, ..) => Some(*epoch),
             _ => None,
         }
     }
@@ -119,6 +122,7 @@ struct World {
     plugin: Option<Plugin>,
     epoch: u32,
     record: Option<Record>,
+    past: Past,
     /// The pod's condition, as asked for last.
     condition: bool,
     told: bool,
@@ -149,6 +153,7 @@ impl World {
             plugin: None,
             epoch: 0,
             record: None,
+            past: plugin::past(&case),
             condition: false,
             told: false,
             decisions: Vec::new(),
@@ -242,7 +247,9 @@ impl World {
     fn happens(&mut self, job: Job) {
         match job {
             Job::Exit(id, code) => self.exit(&id, code),
-            Job::ExitNews(id, code) => self.ended(&id, code),
+            Job::ExitNews(id, code) => {
+                self.tell(|pod, now| pod.ended(&id, Some(code), now));
+            }
             Job::Knock(id) => self.hook_starts(&id),
             Job::HookGivesUp(id) => self.hook_gives_up(&id),
             Job::Appear(id) => self.appear(&id),
@@ -263,12 +270,15 @@ impl World {
             Job::Announced(_) => self.feed(Event::Announced),
             Job::Recovered(_) => self.recovered(),
             Job::Replayed(_, id, round) => self.start_replayed(&id, &round),
-            Job::NoHook(_, id) => self.no_hook_came(&id),
+            Job::NoHook(_, id) => {
+                self.tell(|pod, now| pod.hook_is_missing(&id, now));
+            }
             Job::AskForCode(_, id) => self.ask_for_code(&id),
             Job::Verify(_, id) => self.verify(&id),
             Job::Call(_, call) => self.carry_out_call(call),
             Job::Retry(_, call) => self.retry(call),
-            Job::Made(_, name, id, round) => self.made(name, id, &round),
+            Job::Made(_, name, id, round) => self.stands(name, id, round),
+            Job::Told(_, name, id, round) => self.told(name, id, &round),
         }
     }
 

@@ -1,0 +1,338 @@
+//! What an exit means for its pod, and the restarts that follow from it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Command, Gone, Pod, Saying};
+use crate::clock::Moment;
+use crate::ids::{ContainerId, ContainerName, ExitCode};
+use crate::kube::{ContainerKind, RestartPolicy};
+use crate::node::{InstanceState, Maker};
+use crate::policy::{Action, CompletedContainers, Policy, Rules};
+use crate::report::condition_type;
+use crate::restart::machine::{Effect, Event, Machine};
+use crate::restart::places::Place;
+use crate::restart::plan::{
+    Circumstances, Member, Plan, RestartId, Starter, Trigger, start_at_once,
+};
+use crate::restart::replay::{self, Obstacle};
+
+impl Pod {
+    /// What exits mean, from what is known of the pod.
+    pub(super) fn judge(&mut self) {
+        let Some(written) = self.written.clone() else {
+            return;
+        };
+        let containers = self.spec.iter().flat_map(|spec| &spec.containers);
+        let rules = containers
+            .filter(|container| !container.rules.is_empty())
+            .map(|container| (container.name.to_string(), Rules::from(&*container.rules)));
+        let native = self.native.unwrap_or_default();
+        let names = self
+            .spec
+            .as_ref()
+            .map(|spec| spec.container_names().collect::<Vec<_>>());
+        let policy = Policy::new(written, rules, native).and_then(|policy| {
+            if let Some((policy, names)) = policy.as_ref().zip(names) {
+                policy.check_names(&names)?;
+            }
+            Ok(policy)
+        });
+        self.policy = match policy {
+            Ok(policy) => policy.map(Arc::new),
+            Err(error) => {
+                if !std::mem::replace(&mut self.said_invalid, true) {
+                    self.say(Saying::InvalidRules(error));
+                }
+                None
+            }
+        };
+    }
+
+    /// Settles what the exit of this container means: it is part of a restart, begins one, or is let go.
+    pub(super) fn decide(&mut self, id: &ContainerId, now: &Moment) {
+        let replaced = self.machine.as_ref().is_some_and(|it| it.replaces(id));
+        if replaced {
+            self.commands.push(Command::EndKill(id.clone()));
+            let event = if self.is_held(id) {
+                Event::Held
+            } else {
+                Event::Exited
+            };
+            return self.feed(event(id.clone()), now);
+        }
+        if self.written.is_none() {
+            return self.unjudged.push(id.clone());
+        }
+        if !self.decided.insert(id.clone()) {
+            // Its hook came late: what it announces has been settled.
+            self.holds.remove(id);
+            return;
+        }
+        match self.asked(id) {
+            Some((trigger, action)) if !self.deleting => match self.manifest.clone() {
+                Some(manifest) => {
+                    let ask = Command::AskManifest(trigger, action, manifest);
+                    self.commands.push(ask);
+                }
+                None => self.begin(trigger, action, now),
+            },
+            _ if self.is_replayed(id) => {}
+            _ => drop(self.holds.remove(id)),
+        }
+    }
+
+    /// A static pod is deleted by taking its manifest away, of which no API tells in time. That may be taken back before
+    /// the kubelet has noticed, so that it is asked at each exit.
+    pub(in crate::restart) fn manifest_asked(
+        &mut self,
+        trigger: Trigger,
+        action: Action,
+        withdrawn: bool,
+        now: &Moment,
+    ) {
+        if withdrawn {
+            self.let_go(now);
+        } else if !self.deleting {
+            self.begin(trigger, action, now);
+        }
+    }
+
+    fn begin(&mut self, trigger: Trigger, action: Action, now: &Moment) {
+        self.restarts += 1;
+        let options = self.policy.as_ref().map(|policy| policy.options().clone());
+        let grace = match (action, options) {
+            (Action::RestartPod, Some(options)) => options.grace(),
+            _ => Duration::ZERO,
+        };
+        let container = trigger.container.clone();
+        let id = RestartId(format!("{}-{}", short(container.as_str()), self.restarts));
+        let scope = scope(action, &trigger);
+        let mut circumstances = self.circumstances(id, trigger, action, grace, now);
+        let back_off = &self.shared.back_off;
+        let wait = self.past.wait(scope.as_ref(), now.up_ms, back_off);
+        circumstances.back_off_ms = millis(wait);
+        let (starter, place) = match self.place(&circumstances) {
+            Ok(place) => (Starter::Plugin, place),
+            Err(obstacle) => (Starter::Kubelet(obstacle.to_string()), None),
+        };
+        circumstances.starter = starter;
+        let Some(plan) = circumstances.plan() else {
+            self.holds.remove(&container);
+            return;
+        };
+        self.place = place;
+        let back_off = &self.shared.back_off;
+        self.past.begun(scope.as_ref(), now.up_ms, back_off);
+        self.say(Saying::Restarting(Box::new(plan.clone())));
+        self.carry_out(plan, Duration::ZERO, now);
+    }
+
+    /// Whether the containers can be replayed. Only one after another takes a place: what starts at once is as safe as
+    /// behind placeholders as soon as all of it is made.
+    fn place(&self, circumstances: &Circumstances) -> Result<Option<Place>, Obstacle> {
+        let Circumstances {
+            action, trigger, ..
+        } = circumstances;
+        let members = circumstances.containers.iter();
+        let concerned = |it: &&Member| *action != Action::Restart || it.name == trigger.name;
+        let members: Vec<&Member> = members.filter(concerned).collect();
+        let asked = self.policy.as_ref().and_then(|it| it.options().start);
+        let start = self.shared.start.asked(asked);
+        let spec = self.spec.as_deref();
+        let obstacle = if circumstances.back_off_ms > 0 {
+            Some(Obstacle::BackOff)
+        } else if circumstances.grace_ms > 0 {
+            Some(Obstacle::GracePeriod)
+        } else if !self.shared.gate.is_there() {
+            Some(Obstacle::NoGate)
+        } else {
+            replay::obstacle(start, spec, &members)
+        };
+        if let Some(obstacle) = obstacle {
+            return Err(obstacle);
+        }
+        if start_at_once(members) {
+            return Ok(None);
+        }
+        self.shared.places.take().map(Some).ok_or(Obstacle::Busy)
+    }
+
+    /// What a replay made and did not start shields nothing, and nobody else would remove it before the kubelet collects
+    /// it.
+    fn sweep_unstarted(&mut self) {
+        let unstarted = self.instances.iter();
+        let unstarted = unstarted
+            .filter(|(_, it)| it.state == InstanceState::Created && it.maker == Maker::Replay);
+        let unstarted: Vec<ContainerId> = unstarted.map(|(id, _)| id.clone()).collect();
+        for id in unstarted {
+            self.instances.removed(&id);
+            // Whatever is heard of it until it is gone: one that was just being started is none of the next round's.
+            self.removed.insert(id.clone(), Gone::Soon);
+            self.commands.push(Command::Remove(id));
+        }
+    }
+
+    /// A replay has failed: the kubelet starts the containers, from what there is now.
+    pub(in crate::restart) fn hand_over(&mut self, why: String, now: &Moment) {
+        let Some(plan) = self.plan() else { return };
+        let (held, again) = (now.since(plan.decided_up_ms), plan.again);
+        let id = plan.id.clone();
+        self.say(Saying::HandedOver(id, why.clone()));
+        self.sweep_unstarted();
+        self.plan_anew(again, Starter::Kubelet(why), held, now);
+    }
+
+    fn begin_again(&mut self, now: &Moment) {
+        let Some(plan) = self.plan() else { return };
+        let (id, again) = (plan.id.clone(), plan.again + 1);
+        self.say(Saying::BegunAnew(id, again));
+        let starter = Starter::Kubelet("the restart was disturbed".into());
+        self.plan_anew(again, starter, Duration::ZERO, now);
+    }
+
+    /// The same restart, from what there is now.
+    fn plan_anew(&mut self, again: u8, starter: Starter, held: Duration, now: &Moment) {
+        let Some(plan) = self.plan() else { return };
+        let (id, trigger) = (plan.id.clone(), plan.trigger.clone());
+        let (action, grace) = (plan.action, Duration::from_millis(plan.grace_ms));
+        let condition = plan.condition.clone();
+        let back_off = plan.back_off();
+        let back_off = back_off.saturating_sub(now.since(plan.decided_up_ms));
+        let mut circumstances = self.circumstances(id, trigger, action, grace, now);
+        circumstances.again = again;
+        circumstances.starter = starter;
+        circumstances.condition = condition;
+        circumstances.back_off_ms = millis(back_off);
+        if let Some(plan) = circumstances.plan() {
+            self.carry_out(plan, held, now);
+        }
+    }
+
+    /// `held`: for how long exits that belong to it have been held, at the least.
+    fn carry_out(&mut self, plan: Plan, held: Duration, now: &Moment) {
+        self.settle_olds(&plan);
+        let spent = self.held_for(now).max(held);
+        let held: Vec<ContainerId> = self.holds.keys().cloned().collect();
+        let ran = self.oldest_run(&plan, now);
+        let (machine, effects) =
+            Machine::begin(plan, &held, self.machine.as_ref(), ran, spent, now.at);
+        let codes = self.codes_of_held(machine.plan());
+        self.machine = Some(machine);
+        self.creating.clear();
+        self.apply(effects, now);
+        for (name, id, code) in codes {
+            self.feed(Event::Ended(name, id, Some(code)), now);
+        }
+    }
+
+    fn circumstances(
+        &self,
+        id: RestartId,
+        trigger: Trigger,
+        action: Action,
+        grace: Duration,
+        now: &Moment,
+    ) -> Circumstances {
+        let known = self.shape();
+        let restart_policy = known.as_ref().map(|(policy, _)| *policy);
+        let containers = known.map_or_else(
+            || self.guessed_members(&trigger.name),
+            |(_, members)| members,
+        );
+        Circumstances {
+            id,
+            pod: self.identity.clone(),
+            trigger,
+            action,
+            condition: condition_type(action, self.native).map(str::to_owned),
+            // Whoever plans settles who starts.
+            starter: Starter::Plugin,
+            restart_policy,
+            containers,
+            grace_ms: millis(grace),
+            keep_completed: self.policy.as_ref().is_some_and(|policy| {
+                policy.options().completed_containers == CompletedContainers::Keep
+            }),
+            decided_at_ms: now.unix_ms,
+            decided_up_ms: now.up_ms,
+            back_off_ms: 0,
+            again: 0,
+            replayed_inits: self
+                .machine
+                .as_ref()
+                .is_some_and(Machine::has_replayed_inits),
+            exited_initialises: self.native.is_none_or(|it| it.exited_initialises),
+        }
+    }
+
+    /// Returns whether this was news.
+    pub(super) fn note_end(
+        &mut self,
+        id: &ContainerId,
+        code: Option<ExitCode>,
+        now: &Moment,
+    ) -> bool {
+        let news = self.instances.ended(id, code);
+        if let Some(instance) = self.instances.get(id)
+            && news
+            && !instance.is_placeholder()
+            // Otherwise an init container that asks for another restart would have failed in this one.
+            && !self.will_ask(id)
+        {
+            let name = instance.name.clone();
+            self.feed(Event::Ended(name, id.clone(), code), now);
+        }
+        news
+    }
+
+    /// The pod ends: nothing is held any more.
+    pub(super) fn let_go(&mut self, now: &Moment) {
+        self.feed(Event::Deleted, now);
+        self.holds.clear();
+    }
+
+    pub(super) fn apply(&mut self, effects: Vec<Effect>, now: &Moment) {
+        if !self.may_replay() {
+            self.place = None;
+        }
+        for effect in effects {
+            tracing::debug!(pod = %self.identity.key, ?effect);
+            match effect {
+                // Together and now: the kubelet is to see all exits as one event.
+                Effect::Release(ids) => self.holds.retain(|id, _| !ids.contains(id)),
+                Effect::Again => self.begin_again(now),
+                Effect::HandOver(why) => self.hand_over(why, now),
+                effect => self.commands.push(Command::Do(effect)),
+            }
+        }
+    }
+
+    /// What has ended while others run was an init container, as far as one can tell without a spec.
+    fn guessed_members(&self, trigger: &ContainerName) -> Vec<Member> {
+        let names = self.instances.names_by_creation().into_iter();
+        names
+            .map(|name| {
+                let mut member = self.member(name, ContainerKind::Regular, RestartPolicy::Never);
+                let ended = member.old.as_ref().is_some_and(|old| old.exit.is_some());
+                if ended && member.name != *trigger {
+                    member.kind = ContainerKind::Init;
+                }
+                member
+            })
+            .collect()
+    }
+}
+
+/// Whose row of restarts it belongs to: a container's own, or the pod's.
+pub(super) fn scope(action: Action, trigger: &Trigger) -> Option<ContainerName> {
+    (action == Action::Restart).then(|| trigger.name.clone())
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn short(id: &str) -> &str {
+    id.get(..8).unwrap_or(id)
+}

@@ -1,0 +1,594 @@
+//! One pod with restart rules, as a pure value: news go in, with the moment at which they came, and [`Command`]s come out.
+//!
+//! What is known of the pod is kept here, and the restart under way; all that is decided about it is decided here. The
+//! driver carries the commands out and tells what came of them. So does the simulator of the tests, with a runtime and a
+//! kubelet of its own.
+
+mod decide;
+mod facts;
+mod hooks;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use super::back_off::{BackOff, Past};
+use super::machine::{Effect, Event, Found, FoundState, Machine, Phase, Verdict};
+use super::places::{Place, Places};
+use super::plan::{Plan, RestartId, Trigger};
+use super::record::Record;
+use crate::clock::Moment;
+use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity};
+use crate::kube::{KubeletFeatures, PodSpec};
+use crate::node::{Instance, InstanceState, Instances};
+use crate::policy::{Action, Policy, PolicyError, Start, Written};
+use crate::report::Unprotected;
+pub(super) use facts::Round;
+use hooks::Hooks;
+
+/// For how long a list of the runtime may have been under way when it is looked at. That long it is remembered what has
+/// been removed.
+pub const OLDEST_LIST: Duration = Duration::from_mins(5);
+/// NRI may tell of a container a little before the runtime lists it.
+const LIST_SLACK: Duration = Duration::from_secs(2);
+
+/// What all pods of a node share.
+#[derive(Debug)]
+pub struct Shared {
+    /// Whether the kubelet can be kept from creating containers just now.
+    pub gate: Arc<Gate>,
+    /// Who starts containers again where no pod asks for anything else, and may.
+    pub start: Start,
+    /// The gaps between restarts.
+    pub back_off: BackOff,
+    /// How many pods are replayed at once.
+    pub places: Places,
+}
+
+/// Whether the runtime asks before it creates a container, which it does not while it is not connected.
+#[derive(Debug, Default)]
+pub struct Gate(AtomicBool);
+
+impl Gate {
+    /// It asks from now on, or does not.
+    pub fn set(&self, there: bool) {
+        self.0.store(there, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_there(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// What is to be done about a pod.
+#[derive(Debug)]
+pub(super) enum Command {
+    /// What the restart under way wants, one after another.
+    Do(Effect),
+    /// Remove this container as soon as its exit has been processed.
+    Remove(ContainerId),
+    /// Stop trying to kill this one: its end is known.
+    EndKill(ContainerId),
+    /// The hook of this container is missing, which has ended: wait for it while nobody can see the exit, and then call
+    /// [`Pod::hook_is_missing`].
+    AwaitHook(ContainerId),
+    /// Learn the exit code of this container, whose hook waits, or let it go.
+    AskForCode(ContainerId),
+    /// Learn the exit code of this container, which has ended in a restart.
+    LearnCode(ContainerId),
+    /// Ask the runtime whether this container really runs.
+    Verify(ContainerId),
+    /// Ask whether the manifest is still there, and then call [`Pod::manifest_asked`].
+    AskManifest(Trigger, Action, PathBuf),
+    /// See to it that it is heard when placeholders are removed: there is no NRI that tells.
+    WatchShields,
+    /// Say what people should know.
+    Say(Saying),
+}
+
+/// What people should know.
+#[derive(Debug)]
+pub(super) enum Saying {
+    Restarting(Box<Plan>),
+    HandedOver(RestartId, String),
+    BegunAnew(RestartId, u8),
+    WentOn(RestartId, Phase),
+    NotProtected(BTreeSet<ContainerName>, Unprotected),
+    InvalidRules(PolicyError),
+}
+
+/// Since when a container is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Gone {
+    /// It is as good as gone, and being removed.
+    Soon,
+    /// Since then.
+    At(Instant),
+}
+
+/// What is known when a pod is first seen.
+#[derive(Debug)]
+pub(super) struct Known {
+    /// What its annotations say; `None`: they are being read.
+    pub(super) written: Option<Arc<Written>>,
+    /// Whether its runtime handler runs hooks on the host.
+    pub(super) runs_hooks: bool,
+    /// What the kubelet does by itself; `None`: the API server has not told.
+    pub(super) native: Option<KubeletFeatures>,
+    /// Its restarts under another plugin.
+    pub(super) past: Past,
+}
+
+/// What is known of one pod, and its restart if one is under way.
+#[derive(Debug)]
+pub(super) struct Pod {
+    shared: Arc<Shared>,
+    identity: PodIdentity,
+    runs_hooks: bool,
+    /// What the pod's annotations say. `None`: they are being read.
+    written: Option<Arc<Written>>,
+    /// `None`: there are no rules, or they turned out to be wrong; the pod is left alone.
+    policy: Option<Arc<Policy>>,
+    spec: Option<Arc<PodSpec>>,
+    /// Of a static pod, when it was first seen.
+    manifest: Option<PathBuf>,
+    /// What the kubelet does by itself.
+    native: Option<KubeletFeatures>,
+    instances: Instances,
+    machine: Option<Machine>,
+    /// Exits that are held, and since when their hooks wait.
+    holds: BTreeMap<ContainerId, Instant>,
+    /// While it may be replayed.
+    place: Option<Place>,
+    /// Containers that the plugin is about to create itself.
+    creating: HashSet<ContainerName>,
+    hooks: Hooks,
+    /// Exits that have been seen before the annotations were read.
+    unjudged: Vec<ContainerId>,
+    /// Exits that have been judged: none begins two restarts.
+    decided: HashSet<ContainerId>,
+    /// Containers that are gone, or as good as gone: a list that was asked for before may still have them.
+    removed: HashMap<ContainerId, Gone>,
+    deleting: bool,
+    restarts: u32,
+    past: Past,
+    /// What is said once.
+    said_bare: Option<Unprotected>,
+    said_invalid: bool,
+    commands: Vec<Command>,
+}
+
+impl Pod {
+    pub(super) fn new(identity: PodIdentity, shared: Arc<Shared>, known: Known) -> Self {
+        Self {
+            shared,
+            identity,
+            runs_hooks: known.runs_hooks,
+            written: known.written,
+            policy: None,
+            spec: None,
+            manifest: None,
+            native: known.native,
+            instances: Instances::default(),
+            machine: None,
+            holds: BTreeMap::new(),
+            place: None,
+            creating: HashSet::new(),
+            hooks: Hooks::default(),
+            unjudged: Vec::new(),
+            decided: HashSet::new(),
+            removed: HashMap::new(),
+            deleting: false,
+            restarts: 0,
+            past: known.past,
+            said_bare: None,
+            said_invalid: false,
+            commands: Vec::new(),
+        }
+    }
+
+    /// What is to be done since it was last asked, in this order. To be asked after each call that takes a [`Moment`].
+    pub(super) fn commands(&mut self) -> Vec<Command> {
+        std::mem::take(&mut self.commands)
+    }
+
+    /// What the pod's author wrote has been read.
+    pub(super) fn written(&mut self, written: Written, now: &Moment) {
+        self.written = Some(Arc::new(written));
+        self.judge();
+        self.say_what_is_bare(now);
+        for id in std::mem::take(&mut self.unjudged) {
+            self.decide(&id, now);
+        }
+    }
+
+    /// The pod's spec is known, or has changed.
+    pub(super) fn spec_changed(&mut self, spec: Arc<PodSpec>, now: &Moment) {
+        let ends = spec.ending && !self.deleting;
+        let first = self.spec.is_none();
+        self.spec = Some(spec);
+        if first {
+            self.judge();
+        }
+        if ends {
+            self.deleted(now);
+        }
+    }
+
+    /// The manifest of a static pod was found. Without an API server it says what the pod is made of as well.
+    pub(super) fn manifest_found(&mut self, path: PathBuf, spec: PodSpec, now: &Moment) {
+        self.manifest = Some(path);
+        // The API server may have been faster.
+        if self.spec.is_none() {
+            self.spec_changed(Arc::new(spec), now);
+        }
+    }
+
+    /// What the kubelet does by itself is known, or has changed.
+    pub(super) fn features_changed(&mut self, native: KubeletFeatures) {
+        self.native = Some(native);
+        self.judge();
+    }
+
+    /// The pod is being deleted or its sandbox is gone: nothing is held any more.
+    pub(super) fn deleted(&mut self, now: &Moment) {
+        self.deleting = true;
+        self.let_go(now);
+    }
+
+    /// Whether a container that is about to be made is to have our hook: there is something to do for the pod, or may
+    /// be, the host runs hooks, and the runtime does not refuse them.
+    pub(super) fn is_to_have_hook(&mut self, name: &ContainerName, now: &Moment) -> bool {
+        let wanted = self.runs_hooks && self.may_act();
+        self.hooks.ask(name, wanted, now.at)
+    }
+
+    /// A container of that name was made, with our hook or without.
+    pub(super) fn was_made(&mut self, name: &ContainerName, hooked: bool, now: &Moment) {
+        self.hooks.made(name, hooked, now.at);
+    }
+
+    /// This may be another runtime, or the same with another configuration.
+    pub(super) fn reconnected(&mut self) {
+        self.hooks = Hooks::default();
+    }
+
+    /// The kubelet, or we, made a container.
+    pub(super) fn created(&mut self, id: ContainerId, instance: Instance, now: &Moment) {
+        if self.removed.contains_key(&id) {
+            return;
+        }
+        self.instances.insert(id, instance);
+        self.say_what_is_bare(now);
+    }
+
+    /// A container's process runs.
+    pub(super) fn started(&mut self, id: &ContainerId, now: &Moment) {
+        if let Some(name) = self.instances.started(id) {
+            self.feed(Event::Started(name, id.clone()), now);
+        }
+    }
+
+    /// A container's process has ended. The exit may not be visible yet.
+    pub(super) fn ended(&mut self, id: &ContainerId, code: Option<ExitCode>, now: &Moment) {
+        if !self.note_end(id, code, now) {
+            return;
+        }
+        let instance = self.instances.get(id);
+        let bare = instance.is_some_and(|it| it.hooked == Some(false));
+        if bare || self.is_held(id) {
+            self.decide(id, now);
+        } else {
+            self.commands.push(Command::AwaitHook(id.clone()));
+        }
+    }
+
+    /// The exit of this container cannot be held: no hook has come, and it may be seen by now.
+    pub(super) fn hook_is_missing(&mut self, id: &ContainerId, now: &Moment) {
+        if !self.is_held(id) {
+            self.decide(id, now);
+        }
+    }
+
+    /// Nobody can tell what this container exited with.
+    pub(super) fn code_is_unknown(&mut self, id: &ContainerId) {
+        self.holds.remove(id);
+    }
+
+    /// A container is no longer in the runtime.
+    pub(super) fn removed(&mut self, id: &ContainerId, now: &Moment) {
+        self.gone(id, now);
+        self.feed(Event::Gone(id.clone()), now);
+    }
+
+    /// A hook, which has waited for so long, asks whether the exit of this container may be seen. Returns whether it is to
+    /// wait, until [`Self::is_held`] is no longer true of it.
+    pub(super) fn knock(&mut self, id: &ContainerId, waited: Duration, now: &Moment) -> bool {
+        let Some(instance) = self.instances.get(id) else {
+            return false;
+        };
+        let (name, ended) = (instance.name.clone(), instance.state);
+        let machine = self.machine.as_ref();
+        let replaced = machine.is_some_and(|machine| machine.replaces(id));
+        let held = machine.is_some_and(|machine| machine.holds(id));
+        let hidden = !replaced && self.is_replayed(id);
+        let policy = self.policy.as_ref();
+        // Whether it is so is settled when the annotations have been read.
+        let covered =
+            self.written.is_none() || policy.is_some_and(|policy| policy.covers(name.as_str()));
+        let watched = !replaced && covered && self.is_member(&name);
+        if self.deleting || !(held || hidden || watched) {
+            // It may be one that the restart under way waits for.
+            self.note_end(id, None, now);
+            if replaced {
+                self.commands.push(Command::LearnCode(id.clone()));
+            }
+            return false;
+        }
+        let since = now.at.checked_sub(waited).unwrap_or(now.at);
+        self.holds.insert(id.clone(), since);
+        self.note_end(id, None, now);
+        let known = matches!(ended, InstanceState::Ended(Some(_)));
+        // What an exit means is not known before its code, unless it is part of the restart.
+        if held || known {
+            self.decide(id, now);
+        }
+        if !known {
+            let learn = if replaced {
+                Command::LearnCode
+            } else {
+                Command::AskForCode
+            };
+            self.commands.push(learn(id.clone()));
+        }
+        self.is_held(id)
+    }
+
+    /// Whether the kubelet may create a container of that name now; the refusal is written for people.
+    pub(super) fn admit_create(
+        &mut self,
+        name: &ContainerName,
+        now: &Moment,
+    ) -> Result<(), String> {
+        if !self.may_act() || self.deleting {
+            return Ok(());
+        }
+        // Ours. If the kubelet were faster, the runtime would refuse one of both: they have the same number.
+        if self.creating.remove(name) {
+            return Ok(());
+        }
+        // Under load the kubelet may act on what it saw half a second ago.
+        if let Some(id) = self.instances.running(name).cloned()
+            && self.is_member(name)
+        {
+            self.commands.push(Command::Verify(id));
+            return Err(format!("container {name} is running already"));
+        }
+        let Some(machine) = &mut self.machine else {
+            return Ok(());
+        };
+        let (verdict, effects) = machine.attempt(now.at, name);
+        let restart = machine.plan().id.clone();
+        let start_at = machine.plan().start_at();
+        self.apply(effects, now);
+        match verdict {
+            Verdict::Admit => Ok(()),
+            Verdict::NotYet => Err(format!(
+                "pod restarts in place ({restart}), container {name} starts again in a moment"
+            )),
+            Verdict::BackOff => Err(format!(
+                "back-off: the pod restarts too often ({restart}), container {name} starts again at {start_at}"
+            )),
+            Verdict::OutOfOrder => {
+                let inits = self.machine.iter().flat_map(Machine::running_inits);
+                self.commands.extend(inits.map(Command::Verify));
+                Err(format!(
+                    "pod restarts in place ({restart}), container {name} starts after the init containers before it"
+                ))
+            }
+        }
+    }
+
+    /// We are about to create a container of that name.
+    pub(super) fn is_creating(&mut self, name: ContainerName) {
+        self.creating.insert(name);
+    }
+
+    /// We have created it, or given up.
+    pub(super) fn has_created(&mut self, name: &ContainerName) {
+        self.creating.remove(name);
+    }
+
+    /// What was in the runtime at `asked`, no longer than [`OLDEST_LIST`] ago, whatever was heard before.
+    /// `begun`: a restart that a predecessor left; `sweep`: what belongs to no restart is a leftover.
+    pub(super) fn relisted(
+        &mut self,
+        mut found: Vec<(ContainerId, Instance)>,
+        asked: Instant,
+        begun: Option<Record>,
+        sweep: bool,
+        now: &Moment,
+    ) {
+        found.retain(|(id, _)| !self.removed.contains_key(id));
+        // What was made meanwhile cannot be in the list, and is not gone.
+        let known = self.instances.iter();
+        let known = known.filter(|(_, it)| it.listed || it.heard_at + LIST_SLACK < asked);
+        let known: Vec<ContainerId> = known.map(|(id, _)| id.clone()).collect();
+        for id in known {
+            if !found.iter().any(|(seen, _)| *seen == id) {
+                self.removed(&id, now);
+            }
+        }
+        let mut news = Vec::new();
+        for (id, instance) in found {
+            let (name, state) = (instance.name.clone(), instance.state);
+            let placeholder = instance.is_placeholder();
+            // A list may be older than what was heard meanwhile.
+            if self.instances.insert(id.clone(), instance) && !placeholder {
+                news.push((id, name, state));
+            }
+        }
+        if let Some(record) = begun {
+            self.resume(record, now);
+        } else if self.machine.is_some() {
+            for (id, name, state) in news {
+                match state {
+                    InstanceState::Created => {}
+                    InstanceState::Running => self.feed(Event::Started(name, id), now),
+                    InstanceState::Ended(code) => {
+                        self.feed(Event::Ended(name, id.clone(), code), now);
+                        self.feed(Event::Exited(id), now);
+                    }
+                }
+            }
+        } else if sweep {
+            self.sweep_leftovers();
+        }
+        self.say_what_is_bare(now);
+    }
+
+    /// What came of an effect, or time has passed: see [`Self::deadline`].
+    pub(super) fn feed(&mut self, event: Event, now: &Moment) {
+        if let Some(machine) = &mut self.machine {
+            tracing::debug!(pod = %self.identity.key, phase = ?machine.phase(), ?event);
+            let effects = machine.handle(now.at, event);
+            self.apply(effects, now);
+        }
+    }
+
+    /// A placeholder for that container, which this round wanted, was made, and whoever could miss it has. Returns whether
+    /// it stands, or is not needed.
+    pub(super) fn placeholder_made(
+        &mut self,
+        name: ContainerName,
+        id: ContainerId,
+        round: &Round,
+        now: &Moment,
+    ) -> bool {
+        if self.round().as_ref() != Some(round) {
+            // The restart that wanted it is over: the pod was deleted, for one.
+            self.commands.push(Command::Remove(id));
+        } else if self.removed.contains_key(&id) {
+            return false;
+        } else {
+            self.feed(Event::PlaceholderMade(name, id), now);
+        }
+        true
+    }
+
+    /// The next attempt of that container was made by a replay, which took so long. If it is wanted no longer, nobody else
+    /// knows of it.
+    pub(super) fn attempt_made(
+        &mut self,
+        restart: &RestartId,
+        name: &ContainerName,
+        id: &ContainerId,
+        took: Duration,
+        now: &Moment,
+    ) {
+        if self.is_replaying(restart) {
+            self.feed(Event::Made(name.clone(), id.clone(), took), now);
+        } else {
+            self.commands.push(Command::Remove(id.clone()));
+        }
+    }
+
+    /// What it wanted done when its restart was over has been done. Returns that restart, unless another has taken its
+    /// place meanwhile.
+    pub(super) fn finish(&mut self, now: &Moment) -> Option<Machine> {
+        let machine = self.machine.take_if(|it| it.phase() == Phase::Over)?;
+        // One before may have ended with a plugin that died before all were removed.
+        self.sweep_leftovers();
+        // The row of restarts goes on from the end of this one.
+        let of = decide::scope(machine.plan().action, &machine.plan().trigger);
+        self.past.over(of.as_ref(), now.up_ms);
+        Some(machine)
+    }
+
+    /// What belongs to no restart any more.
+    fn sweep_leftovers(&mut self) {
+        let instances = self.instances.iter();
+        let leftover = instances.filter(|(_, it)| it.is_unstarted_of_ours());
+        let ids = leftover.map(|(id, _)| Command::Remove(id.clone()));
+        self.commands.extend(ids);
+    }
+
+    /// A container is no longer in the runtime: nothing is kept of it but that.
+    fn gone(&mut self, id: &ContainerId, now: &Moment) {
+        self.instances.removed(id);
+        self.holds.remove(id);
+        self.decided.remove(id);
+        self.commands.push(Command::EndKill(id.clone()));
+        self.removed.retain(|_, gone| match gone {
+            Gone::Soon => true,
+            Gone::At(at) => now.at.saturating_duration_since(*at) <= OLDEST_LIST,
+        });
+        self.removed.insert(id.clone(), Gone::At(now.at));
+    }
+
+    /// Says once which containers are not protected, and once more if that has another reason by then.
+    fn say_what_is_bare(&mut self, now: &Moment) {
+        let bare = self.bare();
+        if bare.is_empty() || self.policy.is_none() {
+            return;
+        }
+        let why = if !self.runs_hooks {
+            Unprotected::NoHooks
+        } else if self.hooks.are_refused(now.at) {
+            Unprotected::HooksRefused
+        } else {
+            Unprotected::FromBefore
+        };
+        if self.said_bare.replace(why) != Some(why) {
+            self.say(Saying::NotProtected(bare, why));
+        }
+    }
+
+    fn say(&mut self, what: Saying) {
+        self.commands.push(Command::Say(what));
+    }
+
+    fn resume(&mut self, record: Record, now: &Moment) {
+        let Record { phase, plan } = record;
+        let found: Vec<Found> = self
+            .instances
+            .iter()
+            .map(|(id, instance)| found(id, instance, &plan))
+            .collect();
+        let elapsed = now.since(plan.decided_up_ms);
+        self.say(Saying::WentOn(plan.id.clone(), phase));
+        let trigger = &plan.trigger;
+        self.instances.ended(&trigger.container, Some(trigger.code));
+        self.decided.insert(trigger.container.clone());
+        self.settle_olds(&plan);
+        if matches!(phase, Phase::Shielded | Phase::Up) {
+            // Their exits were released, whether or not the runtime shows it yet.
+            for old in plan.members.iter().filter_map(|member| member.old.as_ref()) {
+                self.instances.ended(&old.id, old.exit);
+            }
+        }
+        let (machine, effects) = Machine::resume(plan, phase, &found, elapsed, now.at);
+        self.machine = Some(machine);
+        self.apply(effects, now);
+        self.commands.push(Command::WatchShields);
+    }
+}
+
+fn found(id: &ContainerId, instance: &Instance, plan: &Plan) -> Found {
+    Found {
+        id: id.clone(),
+        name: instance.name.clone(),
+        maker: instance.maker,
+        created_at: instance.created_at,
+        new: !plan.knew(id),
+        state: match instance.state {
+            InstanceState::Created => FoundState::Created,
+            InstanceState::Running => FoundState::Running,
+            InstanceState::Ended(code) => FoundState::Exited(code),
+        },
+    }
+}

@@ -1,0 +1,132 @@
+//! What a pod keeps of its containers.
+
+use serde_json::json;
+
+use super::*;
+use crate::ids::{Attempt, PodKey};
+use crate::kube::{ContainerKind, RestartPolicy};
+use crate::node::Maker;
+use crate::policy::Unread;
+use crate::restart::plan::tests::{RUNS, circumstances};
+
+impl Pod {
+    /// Whether its manifest has been found.
+    pub(in crate::restart) fn has_manifest(&self) -> bool {
+        self.manifest.is_some()
+    }
+
+    /// Whether nothing is kept of any container.
+    pub(in crate::restart) fn keeps_nothing(&self) -> bool {
+        self.instances.iter().next().is_none() && self.holds.is_empty() && self.decided.is_empty()
+    }
+}
+
+fn pod(start: Start) -> Pod {
+    let shared = Shared {
+        gate: Arc::default(),
+        start,
+        back_off: BackOff::try_new(Duration::ZERO, Duration::ZERO, Duration::ZERO).unwrap(),
+        places: Places::of(1),
+    };
+    let identity = PodIdentity {
+        sandbox: "s".into(),
+        uid: "u".into(),
+        key: PodKey {
+            namespace: "n".into(),
+            name: "p".into(),
+        },
+    };
+    shared.gate.set(true);
+    let known = Known {
+        written: Some(Arc::default()),
+        runs_hooks: true,
+        native: None,
+        past: Past::default(),
+    };
+    Pod::new(identity, Arc::new(shared), known)
+}
+
+#[test]
+fn what_has_come_since_a_restart_was_decided_is_new_whatever_the_clock_on_the_wall_was_set_to() {
+    let shape = &[("a", ContainerKind::Regular, RUNS)];
+    let plan = circumstances(Some(RestartPolicy::Never), shape, "a", 42).restart_all();
+    let made = |created_at| Instance {
+        created_at,
+        ..runs("a")
+    };
+    assert!(found(&"a-1".into(), &made(0), &plan).new);
+    assert!(!found(&"a-0".into(), &made(i64::MAX), &plan).new);
+}
+
+fn runs(name: &str) -> Instance {
+    Instance {
+        name: name.into(),
+        state: InstanceState::Running,
+        maker: Maker::Kubelet,
+        attempt: Attempt(0),
+        created_at: 1,
+        heard_at: Instant::now(),
+        listed: false,
+        hooked: Some(true),
+    }
+}
+
+fn moment() -> Moment {
+    Moment {
+        at: Instant::now(),
+        up_ms: 3_600_000,
+        unix_ms: 1_700_000_000_000,
+    }
+}
+
+/// With an init container `i` and a regular one `a`, and a rule that restarts one container at 42.
+fn with_rules(start: Start) -> Pod {
+    let (mut pod, now) = (pod(start), moment());
+    let rule = "[{action: Restart, exitCodes: {operator: In, values: [42]}}]";
+    let unread = Unread::of([("restart-rules.reprise.dev", rule)]);
+    pod.written(Written::read(&unread), &now);
+    let spec = json!({
+        "metadata": {"name": "p", "namespace": "n", "uid": "u"},
+        "spec": {
+            "restartPolicy": "Never",
+            "initContainers": [{"name": "i"}],
+            "containers": [{"name": "a"}],
+        },
+    });
+    let spec = PodSpec::from_pod(&serde_json::from_value(spec).unwrap(), "node");
+    pod.spec_changed(Arc::new(spec.unwrap()), &now);
+    pod
+}
+
+#[test]
+fn a_replayed_init_container_that_asks_again_is_heard_also_if_its_hook_is_faster_than_its_code() {
+    let (mut pod, now) = (with_rules(Start::Auto), moment());
+    let (old, new) = (ContainerId::from("i-0"), ContainerId::from("i-1"));
+    pod.created(old.clone(), runs("i"), &now);
+    assert!(pod.knock(&old, Duration::ZERO, &now));
+    pod.ended(&old, Some(ExitCode(42)), &now);
+    pod.feed(Event::Recovered(Ok(())), &now);
+    let restart = pod.plan().unwrap().id.clone();
+    assert!(pod.is_replaying(&restart));
+    pod.attempt_made(&restart, &"i".into(), &new, Duration::ZERO, &now);
+    pod.created(new.clone(), runs("i"), &now);
+    pod.started(&new, &now);
+
+    assert!(pod.knock(&new, Duration::ZERO, &now));
+    pod.ended(&new, Some(ExitCode(42)), &now);
+    assert_eq!(pod.plan().unwrap().trigger.container, new);
+}
+
+#[test]
+fn what_is_gone_is_remembered_for_as_long_as_a_list_may_still_have_it() {
+    let (mut pod, began) = (pod(Start::Kubelet), Instant::now());
+    for number in 0..2_000 {
+        let now = Moment {
+            at: began + Duration::from_secs(number),
+            up_ms: 1000 * number,
+            unix_ms: 0,
+        };
+        pod.removed(&number.to_string().as_str().into(), &now);
+    }
+    assert_eq!(pod.removed.len(), 301);
+}

@@ -1,0 +1,581 @@
+//! The plugin: the pod that ships, and what the driver does with what it wants.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::case::{Kind, Version};
+use super::runtime::{Container, Is};
+use super::{BEGIN, Call, Case, Job, Ms, World};
+use crate::clock::Moment;
+use crate::ids::{Attempt, ContainerId, ContainerName, PodIdentity, PodKey};
+use crate::kube::{ContainerKind, KubeletFeatures, PodSpec};
+use crate::node::{Instance, InstanceState};
+use crate::policy::{Action, Start, Unread, Written};
+use crate::restart::back_off::{BackOff, Past};
+use crate::restart::machine::{Effect, Event, FoundState, Machine, RELIST_INTERVAL};
+use crate::restart::places::Places;
+use crate::restart::plan::Plan;
+use crate::restart::pod::{Command, Gate, Known, Pod, Round, Shared};
+use crate::restart::record::Record;
+
+/// A process of the plugin.
+#[derive(Debug)]
+pub(super) struct Plugin {
+    pod: Pod,
+    gate: Arc<Gate>,
+    queue: VecDeque<Effect>,
+    kills: BTreeSet<ContainerId>,
+    sweeping: BTreeSet<ContainerId>,
+    /// NRI asks it.
+    connected: bool,
+}
+
+impl Plugin {
+    /// Takes charge of a pod of which nothing is known but its annotations.
+    fn new(case: &Case, past: Past) -> Self {
+        let gate = Arc::new(Gate::default());
+        let shared = Shared {
+            gate: Arc::clone(&gate),
+            start: if case.replay {
+                Start::Auto
+            } else {
+                Start::Kubelet
+            },
+            back_off: back_off(case),
+            places: Places::of(2),
+        };
+        let identity = PodIdentity {
+            sandbox: "sandbox".into(),
+            uid: "uid".into(),
+            key: PodKey {
+                namespace: "default".into(),
+                name: "pod".into(),
+            },
+        };
+        let known = Known {
+            written: None,
+            runs_hooks: true,
+            native: Some(KubeletFeatures {
+                exited_initialises: case.kubelet == Version::V1_37,
+                ..KubeletFeatures::default()
+            }),
+            past,
+        };
+        Self {
+            pod: Pod::new(identity, Arc::new(shared), known),
+            gate,
+            queue: VecDeque::new(),
+            kills: BTreeSet::new(),
+            sweeping: BTreeSet::new(),
+            connected: false,
+        }
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.pod.machine().is_none() && self.queue.is_empty() && self.connected
+    }
+
+    fn connect(&mut self) {
+        self.connected = true;
+        self.gate.set(true);
+    }
+}
+
+fn back_off(case: &Case) -> BackOff {
+    let gap = Duration::from_millis(case.back_off);
+    BackOff::try_new(gap, 10 * gap, Duration::from_mins(10)).unwrap()
+}
+
+/// As if a restart had just been over.
+pub(super) fn past(case: &Case) -> Past {
+    let of = (case.action == Action::Restart).then(|| case.trigger_name());
+    let mut past = Past::default();
+    if case.back_off > 0 {
+        past.begun(of.as_ref(), BEGIN, &back_off(case));
+    }
+    past
+}
+
+fn written(case: &Case) -> Written {
+    let rules = json!([{
+        "action": format!("{:?}", case.action),
+        "exitCodes": {"operator": "In", "values": [case.code.0]},
+    }]);
+    let rules_key = format!(
+        "restart-rules.reprise.dev/container.{}",
+        case.trigger_name()
+    );
+    let options = json!({"gracePeriodSeconds": case.grace / 1000});
+    let (rules, options) = (rules.to_string(), options.to_string());
+    let options_key = "restart-options.reprise.dev";
+    let annotations = [(rules_key.as_str(), &*rules), (options_key, &*options)];
+    Written::read(&Unread::of(annotations))
+}
+
+fn spec(case: &Case) -> PodSpec {
+    let of_kind = |regular: bool| -> Vec<Value> {
+        let containers = case.containers.iter();
+        let containers = containers.filter(|it| (it.1 == ContainerKind::Regular) == regular);
+        let spec = containers.map(|(name, kind)| match kind {
+            ContainerKind::Sidecar if case.probe.is_some() => {
+                json!({"name": name.as_str(), "restartPolicy": "Always", "startupProbe": {}})
+            }
+            ContainerKind::Sidecar => json!({"name": name.as_str(), "restartPolicy": "Always"}),
+            ContainerKind::Init | ContainerKind::Regular => json!({"name": name.as_str()}),
+        });
+        spec.collect()
+    };
+    let pod = json!({
+        "metadata": {"name": "pod", "namespace": "default", "uid": "uid"},
+        "spec": {
+            "restartPolicy": format!("{:?}", case.policy),
+            "initContainers": of_kind(false),
+            "containers": of_kind(true),
+        },
+    });
+    PodSpec::from_pod(&serde_json::from_value(pod).unwrap(), "node").unwrap()
+}
+
+impl World {
+    /// A process of the plugin is there, after others or as the first one.
+    pub(super) fn comes(&mut self, connected: bool) {
+        self.epoch += 1;
+        let mut plugin = Plugin::new(&self.case, self.past.clone());
+        if connected {
+            plugin.connect();
+        }
+        self.plugin = Some(plugin);
+        let written = written(&self.case);
+        self.tell(|pod, now| pod.written(written, now));
+        if self.case.spec_known {
+            let spec = Arc::new(spec(&self.case));
+            self.tell(|pod, now| pod.spec_changed(spec, now));
+        }
+        if self.lost {
+            return self.record = None;
+        }
+        let record = self.record.clone();
+        self.relisted(record);
+        if self.machine().is_none() {
+            // Nobody carries on what it tells of.
+            self.condition = false;
+        }
+        for id in self.runtime.hooks.clone() {
+            self.knock(&id);
+        }
+        if !connected {
+            self.after(10, Job::Connect(self.epoch));
+        }
+    }
+
+    /// A runtime takes no plugin in while exits are held.
+    pub(super) fn connect(&mut self) {
+        let mut hooks = self.runtime.hooks.iter();
+        let waiting = hooks.any(|id| self.is_held(id));
+        let plugin = self.plugin.as_mut().unwrap();
+        if waiting || plugin.pod.is_holding() {
+            return self.after(10, Job::Connect(self.epoch));
+        }
+        plugin.connect();
+        self.relisted(None);
+    }
+
+    pub(super) fn dies(&mut self) {
+        self.plugin = None;
+        self.died.push(self.now);
+        self.lost |= self.over.is_some();
+        for call in self.calls_under_way() {
+            if self.upto(1) == 1 {
+                self.carry_out_call(call);
+            }
+        }
+    }
+
+    fn relisted(&mut self, begun: Option<Record>) {
+        let containers = self.runtime.containers.iter();
+        let listed = containers.map(|(id, it)| {
+            let running = it.seen() == FoundState::Running;
+            let instance = Instance {
+                // The first process has been there for long.
+                heard_at: if self.epoch == 1 {
+                    self.begun
+                } else {
+                    self.instant()
+                },
+                listed: true,
+                hooked: running.then_some(it.hooked),
+                ..self.instance(it)
+            };
+            (id.clone(), instance)
+        });
+        let (found, sweep) = (listed.collect(), self.connected());
+        if let Some(record) = &begun {
+            let phase = record.phase;
+            self.log
+                .push(format!("{} resumes in {phase:?}: {found:?}", self.now));
+        }
+        self.tell(|pod, now| pod.relisted(found, now.at, begun, sweep, now));
+    }
+
+    fn instance(&self, container: &Container) -> Instance {
+        Instance {
+            name: container.name.clone(),
+            state: match container.seen() {
+                FoundState::Created => InstanceState::Created,
+                FoundState::Running => InstanceState::Running,
+                FoundState::Exited(code) => InstanceState::Ended(code),
+            },
+            maker: container.maker,
+            // Clocks are not set here.
+            attempt: Attempt(0),
+            created_at: container.created_at,
+            heard_at: self.instant(),
+            listed: false,
+            hooked: Some(container.hooked),
+        }
+    }
+
+    pub(super) fn pod(&self) -> Option<&Pod> {
+        Some(&self.plugin.as_ref()?.pod)
+    }
+
+    pub(super) fn machine(&self) -> Option<&Machine> {
+        self.pod()?.machine()
+    }
+
+    pub(super) fn listening(&self) -> bool {
+        self.plugin.is_some()
+    }
+
+    pub(super) fn connected(&self) -> bool {
+        self.plugin.as_ref().is_some_and(|it| it.connected)
+    }
+
+    pub(super) fn is_held(&self, id: &ContainerId) -> bool {
+        self.pod().is_some_and(|pod| pod.is_held(id))
+    }
+
+    /// Whether hooks wait for a plugin that is away.
+    pub(super) fn marked(&self) -> bool {
+        let record = self.record.as_ref();
+        record.is_some_and(|it| it.phase.is_holding(it.plan.way))
+    }
+
+    pub(super) fn tell_created(&mut self, id: &ContainerId) {
+        let container = self.runtime.containers.get(id);
+        let Some(container) = container.filter(|_| self.connected()) else {
+            return;
+        };
+        let instance = self.instance(container);
+        self.tell(|pod, now| pod.created(id.clone(), instance, now));
+    }
+
+    pub(super) fn tell_started(&mut self, id: &ContainerId) {
+        if self.connected() {
+            self.tell_created(id);
+            self.tell(|pod, now| pod.started(id, now));
+        }
+    }
+
+    /// A hook asks whether it is to wait.
+    pub(super) fn knock(&mut self, id: &ContainerId) -> bool {
+        let since = self.runtime.knocked.get(id).copied();
+        let waited = Duration::from_millis(self.now - since.unwrap_or(self.now));
+        let waits = self.tell(|pod, now| pod.knock(id, waited, now));
+        waits == Some(true)
+    }
+
+    pub(super) fn ask_for_code(&mut self, id: &ContainerId) {
+        let code = self.runtime.containers.get(id).map(|it| it.is);
+        let pod = self.pod().unwrap();
+        let wanted = pod.waits_for_code(id) || pod.is_to_learn_code(id);
+        if let Some(Is::Stopped(code) | Is::Exited(code)) = code
+            && wanted
+        {
+            self.tell(|pod, now| pod.ended(id, Some(code), now));
+        }
+    }
+
+    pub(super) fn verify(&mut self, id: &ContainerId) {
+        match self.runtime.containers.get(id).map(Container::seen) {
+            Some(FoundState::Exited(code)) => {
+                self.tell(|pod, now| pod.ended(id, code, now));
+            }
+            None => self.removed(id),
+            Some(_) => {}
+        }
+    }
+
+    /// Whether the kubelet may create that container.
+    pub(super) fn admits(&mut self, name: &ContainerName) -> bool {
+        if !self.connected() {
+            return true;
+        }
+        let admitted = self.tell(|pod, now| pod.admit_create(name, now));
+        admitted.is_some_and(|it| it.is_ok())
+    }
+
+    pub(super) fn removed(&mut self, id: &ContainerId) {
+        self.tell(|pod, now| pod.removed(id, now));
+    }
+
+    pub(super) fn let_pod_go(&mut self) {
+        self.tell(Pod::deleted);
+        self.lost |= self.plugin.is_none();
+    }
+
+    pub(super) fn tick_at(&self) -> Option<Ms> {
+        let at = self.pod()?.deadline()?;
+        let since = at.saturating_duration_since(self.begun);
+        Some(u64::try_from(since.as_millis()).unwrap().max(self.now))
+    }
+
+    pub(super) fn instant(&self) -> Instant {
+        self.begun + Duration::from_millis(self.now)
+    }
+
+    pub(super) fn feed(&mut self, event: Event) {
+        self.log.push(format!("{} {event:?}", self.now));
+        self.tell(|pod, now| pod.feed(event, now));
+    }
+
+    /// Tells the plugin's pod something, if the plugin is there, and does what follows from it.
+    pub(super) fn tell<T>(&mut self, news: impl FnOnce(&mut Pod, &Moment) -> T) -> Option<T> {
+        let now = Moment {
+            at: self.instant(),
+            up_ms: self.now,
+            unix_ms: self.now,
+        };
+        let pod = &mut self.plugin.as_mut()?.pod;
+        let holds = |pod: &Pod| pod.machine().map(Machine::is_holding);
+        let held = holds(pod);
+        let answer = news(pod, &now);
+        let commands = pod.commands();
+        let releases = held != Some(false) && holds(pod) == Some(false);
+        self.note_plan();
+        if releases {
+            self.judge_release();
+        }
+        for command in commands {
+            self.settle(command);
+        }
+        Some(answer)
+    }
+
+    fn settle(&mut self, command: Command) {
+        let plugin = self.plugin.as_mut().unwrap();
+        match command {
+            Command::Do(effect) => {
+                self.log.push(format!("{}   {effect:?}", self.now));
+                plugin.queue.push_back(effect.clone());
+                if plugin.queue.len() == 1 {
+                    self.after(0, Job::Work(self.epoch));
+                }
+                self.judge(&effect);
+            }
+            Command::Remove(id) => self.sweep(id),
+            Command::EndKill(id) => drop(plugin.kills.remove(&id)),
+            Command::AwaitHook(id) => self.after(1000, Job::NoHook(self.epoch, id)),
+            Command::AskForCode(id) | Command::LearnCode(id) => {
+                self.after(300, Job::AskForCode(self.epoch, id));
+            }
+            Command::Verify(id) => {
+                let asking = self.upto(20);
+                self.after(asking, Job::Verify(self.epoch, id));
+            }
+            Command::AskManifest(..) => unreachable!("no pod here is static"),
+            Command::WatchShields | Command::Say(_) => {}
+        }
+    }
+
+    /// Takes note of what has been decided.
+    fn note_plan(&mut self) {
+        let Some(plan) = self.pod().and_then(Pod::plan).cloned() else {
+            return;
+        };
+        let same = |last: &&Plan| last.id == plan.id && last.again == plan.again;
+        let last = self.decisions.last().filter(same);
+        let is_new = last.is_none_or(|last| {
+            last.decided_at_ms != plan.decided_at_ms || last.members != plan.members
+        });
+        if !is_new {
+            return;
+        }
+        // What the kubelet does not record cannot be shown to it.
+        self.excused |= self.kubelet.stale;
+        // Without a spec, an init container that runs, or is about to, is taken for a regular one: killed, it has failed, and seen
+        // to wait it has the status dropped.
+        self.excused |= self.is_initialising() && !self.case.spec_known;
+        // Had it ended for good before, then the kubelet has yet to record that it ran.
+        let runs = self.runtime.runs.iter();
+        let relist = Ms::try_from(RELIST_INTERVAL.as_millis()).unwrap();
+        let began = runs.filter(|run| run.at > BEGIN && run.at + relist > self.now);
+        let regular = self.case.containers.last().map(|(name, _)| name);
+        self.excused |= self.case.completed.is_some()
+            && began.map(|run| &run.name).any(|it| Some(it) == regular);
+        if last.is_some() {
+            // It is the same restart, handed over. The kubelet may look before an attempt is removed that never ran.
+            let slow = self.case.delays(Kind::Remove);
+            let mut inits = self.runtime.containers.values();
+            self.excused |= slow
+                && inits.any(|it| {
+                    let unstarted = it.is == Is::Created && !it.is_placeholder();
+                    unstarted && self.case.kind_of(&it.name) == ContainerKind::Init
+                });
+            self.decisions.pop();
+        }
+        self.decisions.push(plan);
+    }
+
+    fn is_initialising(&self) -> bool {
+        let mut containers = self.runtime.containers.values();
+        containers.any(|it| {
+            let lives = matches!(it.is, Is::Created | Is::Running);
+            lives && !it.is_placeholder() && self.case.kind_of(&it.name) == ContainerKind::Init
+        })
+    }
+
+    /// Performs one effect.
+    pub(super) fn work(&mut self) {
+        let plugin = self.plugin.as_mut().unwrap();
+        let Some(effect) = plugin.queue.pop_front() else {
+            return;
+        };
+        if !plugin.queue.is_empty() {
+            let pause = self.upto(4);
+            self.after(pause, Job::Work(self.epoch));
+        }
+        self.perform(effect);
+    }
+
+    fn perform(&mut self, effect: Effect) {
+        let plugin = self.plugin.as_mut().unwrap();
+        match effect {
+            Effect::Save => self.record = plugin.pod.record().or(self.record.take()),
+            Effect::Announce(restarting) => {
+                self.condition = restarting;
+                let patience = if self.case.api { self.upto(150) } else { 150 };
+                self.after(patience, Job::Announced(self.epoch));
+            }
+            Effect::Kill(id) => {
+                plugin.kills.insert(id.clone());
+                let stopping = self.upto(100 + self.case.grace);
+                self.call(stopping, Call::Kill(id));
+            }
+            Effect::MakePlaceholder(name, like) => {
+                if let Some(round) = plugin.pod.round() {
+                    let making = self.upto(100);
+                    self.call(making, Call::Make(name, like, round));
+                }
+            }
+            Effect::Remove(id) => self.sweep(id),
+            Effect::Finish(_) => {
+                if self.tell(Pod::finish).flatten().is_some() {
+                    self.record = None;
+                    self.past = self.pod().unwrap().past().clone();
+                }
+            }
+            Effect::Recover => {
+                let asking = self.upto(50);
+                self.after(asking, Job::Recovered(self.epoch));
+            }
+            Effect::Replay(names) => {
+                let Some(round) = plugin.pod.round() else {
+                    return;
+                };
+                for name in names {
+                    let making = self.upto(100);
+                    self.call(making, Call::Replay(name, round.clone()));
+                }
+            }
+            Effect::Release(_) | Effect::Again | Effect::HandOver(_) => {
+                unreachable!("done by the pod")
+            }
+        }
+    }
+
+    pub(super) fn recovered(&mut self) {
+        let result = self.case.tells.then_some(()).ok_or_else(|| "untold".into());
+        self.feed(Event::Recovered(result));
+    }
+
+    pub(super) fn sweep(&mut self, id: ContainerId) {
+        if self.plugin.as_mut().unwrap().sweeping.insert(id.clone()) {
+            let removing = self.upto(50);
+            self.call(removing, Call::Remove(id));
+        }
+    }
+
+    /// A failed call is made again if it is still wanted.
+    pub(super) fn retry(&mut self, call: Call) {
+        let plugin = self.plugin.as_mut().unwrap();
+        let wanted = match &call {
+            Call::Kill(id) => plugin.kills.contains(id) && plugin.pod.is_to_be_replaced(id),
+            Call::Make(_, like, _) => plugin.pod.still_holds(like),
+            Call::Replay(name, _) => {
+                let event = Event::NotReplayed(name.clone(), "it fails".into());
+                return self.feed(event);
+            }
+            Call::Remove(_) => true,
+        };
+        if wanted {
+            self.call(5, call);
+        }
+    }
+
+    pub(super) fn answer_kill(&mut self, event: Event, id: &ContainerId) {
+        let plugin = self.plugin.as_mut();
+        if plugin.is_some_and(|it| it.kills.remove(id)) {
+            self.feed(event);
+        }
+    }
+
+    /// Whether a placeholder may stand before that container by now.
+    pub(super) fn may_be_shielded(&self, like: &ContainerId) -> bool {
+        self.pod().is_none_or(|pod| pod.may_be_shielded(like))
+    }
+
+    /// A placeholder stands, and is told of when no relist can have missed it.
+    pub(super) fn stands(&mut self, name: ContainerName, id: ContainerId, round: Round) {
+        let from = self.tell(|pod, now| pod.shields_from(&name, Duration::ZERO, now));
+        let from = from.flatten().unwrap_or_else(|| self.instant());
+        let wait = from.saturating_duration_since(self.instant());
+        let wait = Ms::try_from(wait.as_millis()).unwrap();
+        self.after(wait, Job::Told(self.epoch, name, id, round));
+    }
+
+    pub(super) fn told(&mut self, name: ContainerName, id: ContainerId, round: &Round) {
+        self.log.push(format!("{} {id} stands", self.now));
+        self.tell(|pod, now| pod.placeholder_made(name, id, round, now));
+    }
+
+    /// An attempt is there, and waits to be started.
+    pub(super) fn replay_made(&mut self, name: &ContainerName, id: &ContainerId, round: &Round) {
+        self.tell(|pod, now| pod.attempt_made(&round.0, name, id, Duration::ZERO, now));
+    }
+
+    /// The plugin starts what it has made, if that is still wanted.
+    pub(super) fn start_replayed(&mut self, id: &ContainerId, round: &Round) {
+        let Some(container) = self.runtime.containers.get(id) else {
+            return;
+        };
+        let name = container.name.clone();
+        let pod = self.pod().unwrap();
+        if pod.is_replaying(&round.0) {
+            self.admitted(&name);
+            self.start(id);
+        } else if !pod.is_shield(id) {
+            self.sweep(id.clone());
+        }
+    }
+
+    pub(super) fn swept(&mut self, id: &ContainerId) {
+        if let Some(plugin) = &mut self.plugin {
+            plugin.sweeping.remove(id);
+            self.removed(id);
+        }
+    }
+}
