@@ -39,6 +39,12 @@ test-all: ## The same on all kubelets and containerds
 	@hack/test.sh --all
 	@$(MAKE) --no-print-directory soak MINUTES=10
 
+.PHONY: sim
+sim: ## Restarts in the simulator: CASES=1000000 SEED=N
+	@seed=$(or $(SEED),$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')); echo "seed $$seed"; \
+		PROPTEST_RNG_SEED=$$seed PROPTEST_CASES=$(or $(CASES),1000000) \
+		cargo test --locked --release --lib -- --nocapture sim::
+
 .PHONY: soak
 soak: ## Restarts while the plugin, the kubelet or the runtime ends at any instant: MINUTES=30 SEED=N
 	@hack/test.sh --only-scenarios --parts 1 1.36.3/2.3.7/1.33.13 1.36.3/2.3.7 -- \

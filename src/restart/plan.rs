@@ -88,6 +88,13 @@ pub struct Member {
     pub placeholders: u8,
 }
 
+impl Old {
+    /// What it exited with, where that was known.
+    pub(super) fn code(&self) -> Option<ExitCode> {
+        self.exit.filter(|code| *code != ExitCode::UNKNOWN)
+    }
+}
+
 impl Member {
     fn had_ended(&self) -> bool {
         self.exit().is_some()

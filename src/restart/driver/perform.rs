@@ -336,7 +336,8 @@ impl Driver {
     async fn ask_for_code(self: Arc<Self>, id: ContainerId) {
         sleep(EVENT_LIMIT).await;
         if !self.waits_for_code(&id) {
-            return;
+            // A restart may have begun that replaces it.
+            return self.learn_code(id).await;
         }
         if let Some(code) = self.code_from_task(&id).await {
             return self.ended(&id, Some(code));

@@ -26,6 +26,7 @@ use crate::restart::replay::{Attempt, Obstacle, Room, complete, inits_are_quick,
 /// What a restart is replayed from.
 #[derive(Debug)]
 pub(super) struct Replay {
+    restart: RestartId,
     sandbox: PodSandboxConfig,
     attempts: BTreeMap<ContainerName, Attempt>,
 }
@@ -110,6 +111,7 @@ impl Driver {
             Ok((status.name, attempt))
         });
         Ok(Replay {
+            restart: plan.id.clone(),
             attempts: attempts.collect::<Result<_, Obstacle>>()?,
             sandbox: complete("the sandbox", sandbox.await.map_err(failed)?)?,
         })
@@ -120,7 +122,9 @@ impl Driver {
     /// shields the exits as placeholders do, so that its start may wait for its turn for longer than exits can be held.
     pub(super) async fn replay(self: Arc<Self>, names: Vec<ContainerName>) {
         let Some(plan) = self.plan() else { return };
-        let Some(replay) = self.lock().replay.clone() else {
+        let replay = self.lock().replay.clone();
+        // Another restart may have taken its place.
+        let Some(replay) = replay.filter(|it| it.restart == plan.id) else {
             return;
         };
         let attempts = names

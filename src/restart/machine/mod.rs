@@ -23,7 +23,7 @@ mod undo;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use super::plan::{Plan, Starter, Way};
+use super::plan::{Old, Plan, Starter, Way};
 use crate::exit_hold;
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::ContainerKind;
@@ -98,7 +98,7 @@ impl Machine {
                         OldState::Running
                     }
                 }),
-                old_exit: member.old.as_ref().and_then(|old| old.exit),
+                old_exit: member.old.as_ref().and_then(Old::code),
                 older: member.older.iter().cloned().collect(),
                 placeholders: BTreeSet::new(),
                 made: None,

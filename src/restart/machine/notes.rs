@@ -61,9 +61,7 @@ impl Machine {
     ) -> Vec<Effect> {
         if let Some(index) = self.index_of_old(&id) {
             let stays = !self.is_cleared_away(index);
-            let known = self.progress[index].old_exit;
-            let known = known.filter(|code| *code != ExitCode::UNKNOWN);
-            self.progress[index].old_exit = known.or(code);
+            self.progress[index].old_exit = self.progress[index].old_exit.or(code);
             return self
                 .not_to_stay(index)
                 .filter(|_| stays)

@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::terms::{Found, FoundState, time_of_step};
 use crate::ids::{ContainerId, ExitCode};
 use crate::node::Maker;
-use crate::restart::plan::Member;
+use crate::restart::plan::{Member, Old};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OldState {
@@ -66,7 +66,7 @@ impl Progress {
     pub(super) fn from_found(member: &Member, found: &[Found]) -> Self {
         let mut progress = Progress {
             old: member.old.as_ref().map(|_| OldState::Gone),
-            old_exit: member.old.as_ref().and_then(|old| old.exit),
+            old_exit: member.old.as_ref().and_then(Old::code),
             older: BTreeSet::new(),
             placeholders: BTreeSet::new(),
             made: None,

@@ -191,7 +191,7 @@ impl Pod {
         }
     }
 
-    /// What is to be done since it was last asked, in this order. To be asked after each call that takes a [`Moment`].
+    /// What is to be done since it was last asked, in this order. To be asked whenever it was told something.
     pub(super) fn commands(&mut self) -> Vec<Command> {
         std::mem::take(&mut self.commands)
     }
@@ -568,7 +568,7 @@ impl Pod {
         if matches!(phase, Phase::Shielded | Phase::Up) {
             // Their exits were released, whether or not the runtime shows it yet.
             for old in plan.members.iter().filter_map(|member| member.old.as_ref()) {
-                self.instances.ended(&old.id, old.exit);
+                self.instances.ended(&old.id, old.code());
             }
         }
         let (machine, effects) = Machine::resume(plan, phase, &found, elapsed, now.at);

@@ -79,6 +79,8 @@ pub(super) struct Case {
     pub(super) spec_known: bool,
     pub(super) api: bool,
     pub(super) kubelet: Version,
+    /// How long it takes at the most from the list of a pod's containers to their states.
+    pub(super) inspecting: Ms,
     pub(super) fault: Fault,
     /// When the plugin dies and how long it is away.
     pub(super) deaths: Vec<(Ms, Ms)>,
@@ -245,6 +247,7 @@ fn any_pod() -> impl Strategy<Value = Case> {
             spec_known: true,
             api: true,
             kubelet: Version::V1_33,
+            inspecting: 0,
             fault: Fault::None,
             deaths: Vec::new(),
             deleted: None,
@@ -272,7 +275,7 @@ pub(super) fn any_case() -> impl Strategy<Value = Case> {
     let around = (
         prop::bool::weighted(0.9),
         prop::bool::weighted(0.8),
-        any_version(),
+        (any_version(), 0u64..200),
         any_fault(),
         prop::collection::vec((soon.clone(), 20u64..12_000), 0..=1),
         seldom(soon.clone()),
@@ -282,7 +285,8 @@ pub(super) fn any_case() -> impl Strategy<Value = Case> {
     let luck = prop::collection::vec(any::<u8>(), 0..200);
     (any_pod(), exits, around, luck).prop_map(|(pod, exits, around, luck)| {
         let (own_exit, again, init_fails, back_off, grace, probe, replay, turn, tells) = exits;
-        let (spec_known, api, kubelet, fault, deaths, deleted, nudges, collected) = around;
+        let (spec_known, api, (kubelet, inspecting), fault, deaths, deleted, nudges, collected) =
+            around;
         Case {
             own_exit: own_exit.map(|(at, when, code)| (at.index(pod.containers.len()), when, code)),
             again,
@@ -300,6 +304,7 @@ pub(super) fn any_case() -> impl Strategy<Value = Case> {
             spec_known,
             api,
             kubelet,
+            inspecting,
             fault,
             deaths,
             deleted,

@@ -7,13 +7,23 @@ use std::collections::BTreeMap;
 
 use super::case::Version;
 use super::runtime::{Is, KILLED};
-use super::{Case, Job, Ms, Runtime, World};
+use super::{Case, Job, Ms, World};
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::node::Maker;
 use crate::restart::machine::FoundState;
 
-/// Something that was in the runtime at the last relist.
+/// What a relist finds in a pod, beside what the one before found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Noticed {
+    Nothing,
+    /// It asks for the containers' states, and tells nobody.
+    Changed,
+    /// The pod's worker has something to do.
+    Wakes,
+}
+
+/// Something that was in the runtime when the kubelet asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Seen {
     id: ContainerId,
@@ -47,9 +57,13 @@ pub(super) enum Phase {
 
 #[derive(Debug, Default)]
 pub(super) struct Kubelet {
-    /// The newest of a name come first.
+    /// What the last relist listed.
+    listed: Vec<Seen>,
+    /// What it was told when it asked for states. The newest of a name come first.
     view: Vec<Seen>,
     view_at: Ms,
+    /// When the relist under way began.
+    relist_at: Ms,
     /// The last statuses that were not refused as an illegal transition.
     recorded: BTreeMap<ContainerName, Status>,
     /// A regular container that is reported as terminated runs again: nothing is recorded until it ends.
@@ -62,28 +76,24 @@ pub(super) struct Kubelet {
 }
 
 impl Kubelet {
-    /// A relist. Returns whether it wakes the pod's worker.
-    fn look(&mut self, now: Ms, runtime: &Runtime) -> bool {
-        let mut view: Vec<Seen> = runtime
-            .containers
+    /// Takes note of what a relist lists (`generateEvents`).
+    fn notice(&mut self, listed: Vec<Seen>) -> Noticed {
+        let ended = |old: &&Seen| listed.iter().all(|new| new.id != old.id);
+        let gone: Vec<&Seen> = self.listed.iter().filter(ended).collect();
+        let mut new = listed.iter().filter(|new| !self.listed.contains(new));
+        let wakes = gone
             .iter()
-            .map(|(id, container)| Seen {
-                id: id.clone(),
-                name: container.name.clone(),
-                created_at: container.created_at,
-                state: container.seen(),
-            })
-            .collect();
-        view.sort_by_key(|seen| -seen.created_at);
-        let gone = self.view.iter().any(|old| {
-            !matches!(old.state, FoundState::Exited(_)) && view.iter().all(|new| new.id != old.id)
-        });
-        let changed = view
-            .iter()
-            .any(|new| new.state != FoundState::Created && !self.view.contains(new));
-        self.view = view;
-        self.view_at = now;
-        gone || changed
+            .any(|old| !matches!(old.state, FoundState::Exited(_)))
+            || new.clone().any(|new| new.state != FoundState::Created);
+        let noticed = if wakes {
+            Noticed::Wakes
+        } else if !gone.is_empty() || new.next().is_some() {
+            Noticed::Changed
+        } else {
+            Noticed::Nothing
+        };
+        self.listed = listed;
+        noticed
     }
 
     fn of<'k>(&'k self, name: &'k ContainerName) -> impl Iterator<Item = &'k Seen> {
@@ -279,14 +289,57 @@ impl World {
                 )
             })
             .collect();
-        self.kubelet.look(self.now, &self.runtime);
+        self.kubelet.listed = self.all_seen();
+        self.kubelet.view = self.all_seen();
+        self.kubelet.view_at = self.now;
         self.kubelet.conclude(&self.case);
         self.kubelet.synced_at = self.now;
     }
 
+    fn all_seen(&self) -> Vec<Seen> {
+        let containers = self.runtime.containers.iter();
+        let seen = containers.map(|(id, container)| Seen {
+            id: id.clone(),
+            name: container.name.clone(),
+            created_at: container.created_at,
+            state: container.seen(),
+        });
+        let mut seen: Vec<Seen> = seen.collect();
+        seen.sort_by_key(|seen| -seen.created_at);
+        seen
+    }
+
+    /// It lists the containers of all pods, then those of each pod that has changed, and then asks for the state of each
+    /// (`Relist`, `getPodContainerStatuses`).
     pub(super) fn relist(&mut self) {
-        let woken = self.kubelet.look(self.now, &self.runtime);
-        self.kubelet.wanted |= woken;
+        self.kubelet.relist_at = self.now;
+        let listed = self.all_seen();
+        match self.kubelet.notice(listed) {
+            Noticed::Nothing => self.end_relist(),
+            noticed => {
+                let others = self.upto(100);
+                self.after(others, Job::ListPod(noticed == Noticed::Wakes));
+            }
+        }
+    }
+
+    pub(super) fn list_pod(&mut self, wakes: bool) {
+        let ids = self.runtime.containers.keys().cloned().collect();
+        let asking = self.upto(self.case.inspecting);
+        self.after(asking, Job::Inspect(ids, wakes));
+    }
+
+    /// What is gone by now it leaves out.
+    pub(super) fn inspect(&mut self, ids: &[ContainerId], wakes: bool) {
+        let mut view = self.all_seen();
+        view.retain(|seen| ids.contains(&seen.id));
+        self.kubelet.view = view;
+        self.kubelet.wanted |= wakes;
+        self.end_relist();
+    }
+
+    fn end_relist(&mut self) {
+        self.kubelet.view_at = self.kubelet.relist_at;
         self.after(1000, Job::Relist);
         self.sync_if_wanted();
     }

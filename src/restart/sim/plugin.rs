@@ -17,7 +17,7 @@ use crate::policy::{Action, Start, Unread, Written};
 use crate::restart::back_off::{BackOff, Past};
 use crate::restart::machine::{Effect, Event, FoundState, Machine, RELIST_INTERVAL};
 use crate::restart::places::Places;
-use crate::restart::plan::Plan;
+use crate::restart::plan::{Plan, Starter};
 use crate::restart::pod::{Command, Gate, Known, Pod, Round, Shared};
 use crate::restart::record::Record;
 
@@ -184,6 +184,8 @@ impl World {
     }
 
     pub(super) fn dies(&mut self) {
+        let stage = self.stage();
+        self.reach(format!("the plugin dies: {stage}"));
         self.plugin = None;
         self.died.push(self.now);
         self.lost |= self.over.is_some();
@@ -216,6 +218,7 @@ impl World {
             let phase = record.phase;
             self.log
                 .push(format!("{} resumes in {phase:?}: {found:?}", self.now));
+            self.reach(format!("another goes on: {phase:?}"));
         }
         self.tell(|pod, now| pod.relisted(found, now.at, begun, sweep, now));
     }
@@ -289,12 +292,22 @@ impl World {
     }
 
     pub(super) fn ask_for_code(&mut self, id: &ContainerId) {
-        let code = self.runtime.containers.get(id).map(|it| it.is);
-        let pod = self.pod().unwrap();
-        let wanted = pod.waits_for_code(id) || pod.is_to_learn_code(id);
-        if let Some(Is::Stopped(code) | Is::Exited(code)) = code
-            && wanted
-        {
+        if self.pod().unwrap().waits_for_code(id) {
+            self.tell_code(id);
+        } else {
+            self.after(300, Job::LearnCode(self.epoch, id.clone()));
+        }
+    }
+
+    pub(super) fn learn_code(&mut self, id: &ContainerId) {
+        if self.pod().unwrap().is_to_learn_code(id) {
+            self.tell_code(id);
+        }
+    }
+
+    fn tell_code(&mut self, id: &ContainerId) {
+        let is = self.runtime.containers.get(id).map(|it| it.is);
+        if let Some(Is::Stopped(code) | Is::Exited(code)) = is {
             self.tell(|pod, now| pod.ended(id, Some(code), now));
         }
     }
@@ -359,6 +372,11 @@ impl World {
         if releases {
             self.judge_release();
         }
+        let phase = self.machine().map(Machine::phase);
+        if phase != std::mem::replace(&mut self.phase, phase) {
+            let stage = self.stage();
+            self.reach(stage);
+        }
         for command in commands {
             self.settle(command);
         }
@@ -379,9 +397,8 @@ impl World {
             Command::Remove(id) => self.sweep(id),
             Command::EndKill(id) => drop(plugin.kills.remove(&id)),
             Command::AwaitHook(id) => self.after(1000, Job::NoHook(self.epoch, id)),
-            Command::AskForCode(id) | Command::LearnCode(id) => {
-                self.after(300, Job::AskForCode(self.epoch, id));
-            }
+            Command::AskForCode(id) => self.after(300, Job::AskForCode(self.epoch, id)),
+            Command::LearnCode(id) => self.after(300, Job::LearnCode(self.epoch, id)),
             Command::Verify(id) => {
                 let asking = self.upto(20);
                 self.after(asking, Job::Verify(self.epoch, id));
@@ -404,29 +421,44 @@ impl World {
         if !is_new {
             return;
         }
+        let handed_over = last.is_some();
         // What the kubelet does not record cannot be shown to it.
-        self.excused |= self.kubelet.stale;
+        let stale = self.kubelet.stale;
+        self.excuse(stale, "the status is stale");
         // Without a spec, an init container that runs, or is about to, is taken for a regular one: killed, it has failed, and seen
         // to wait it has the status dropped.
-        self.excused |= self.is_initialising() && !self.case.spec_known;
+        let initialising = self.is_initialising() && !self.case.spec_known;
+        self.excuse(initialising, "an init container of an unknown spec");
         // Had it ended for good before, then the kubelet has yet to record that it ran.
         let runs = self.runtime.runs.iter();
         let relist = Ms::try_from(RELIST_INTERVAL.as_millis()).unwrap();
         let began = runs.filter(|run| run.at > BEGIN && run.at + relist > self.now);
         let regular = self.case.containers.last().map(|(name, _)| name);
-        self.excused |= self.case.completed.is_some()
+        let again = self.case.completed.is_some()
             && began.map(|run| &run.name).any(|it| Some(it) == regular);
-        if last.is_some() {
+        self.excuse(again, "a completed container has just begun again");
+        if handed_over {
             // It is the same restart, handed over. The kubelet may look before an attempt is removed that never ran.
             let slow = self.case.delays(Kind::Remove);
             let mut inits = self.runtime.containers.values();
-            self.excused |= slow
+            let seen = slow
                 && inits.any(|it| {
                     let unstarted = it.is == Is::Created && !it.is_placeholder();
                     unstarted && self.case.kind_of(&it.name) == ContainerKind::Init
                 });
+            self.excuse(seen, "an attempt that is removed slowly");
             self.decisions.pop();
+            self.reach("a replay is handed over");
+        } else if plan.again > 0 {
+            self.reach("it begins anew");
+        } else if !self.decisions.is_empty() {
+            self.reach("a restart replaces another, or follows it");
         }
+        let starter = match plan.starter {
+            Starter::Plugin => "by replay",
+            Starter::Kubelet(_) => "by the kubelet",
+        };
+        self.reach(format!("{starter}, {:?}", plan.way));
         self.decisions.push(plan);
     }
 

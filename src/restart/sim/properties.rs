@@ -32,6 +32,9 @@ impl World {
 
     /// Looks at what the machine wants done.
     pub(super) fn judge(&mut self, effect: &Effect) {
+        if let Effect::Finish(outcome) = effect {
+            self.reach(format!("over: {outcome:?}"));
+        }
         match effect {
             Effect::Announce(restarting) => self.told = *restarting,
             Effect::Kill(_) => {
@@ -46,6 +49,8 @@ impl World {
 
     /// Looks at what shields the exits that may be seen from now on.
     pub(super) fn judge_release(&mut self) {
+        let slow = self.machine().is_some_and(Machine::may_replay) && self.case.delays(Kind::Make);
+        self.excuse(slow, "a replay that takes seconds to make an attempt");
         // At the end of `Down`, of which the disk knows only after it.
         if self.marked() && !self.are_shielded() {
             self.excuse_unshielded();
@@ -62,7 +67,7 @@ impl World {
         self.demand(self.shields_may_be_late(), || {
             "nothing is released unshielded".into()
         });
-        self.excused = true;
+        self.excuse(true, "nothing shields in time");
     }
 
     fn are_shielded(&self) -> bool {

@@ -142,23 +142,26 @@ impl World {
         if container.is != Is::Running {
             return;
         }
-        let hooked = container.hooked;
+        let (name, hooked) = (container.name.clone(), container.hooked);
         container.is = Is::Stopped(code);
         let run = self.runtime.runs.iter_mut().find(|run| run.id == *id);
         if let Some(run) = run {
             run.end = Some(code);
         }
         // Without the trigger, or by a restart of one container, the pod would be over.
-        let own = code != self.case.code && code != KILLED;
+        let regular = self.case.kind_of(&name) == ContainerKind::Regular;
+        let own = regular && code != self.case.code && code != KILLED;
         let last = !self.case.regulars().any(|name| self.runtime.runs(name));
-        self.excused |= own && (last || self.case.action == Action::Restart);
+        let alone = own && (last || self.case.action == Action::Restart);
+        self.excuse(alone, "the last container ends by itself");
         let (early, late) = (self.upto(300), self.upto(300));
         self.after(early, Job::ExitNews(id.clone(), code));
         if hooked {
             self.after(late, Job::Knock(id.clone()));
         } else {
             // With a grace period, shields wait for the ends.
-            self.excused |= code != KILLED || self.case.grace > 0;
+            let seen = code != KILLED || self.case.grace > 0;
+            self.excuse(seen, "an exit that cannot be held");
             self.after(0, Job::Appear(id.clone()));
         }
     }
@@ -177,7 +180,8 @@ impl World {
             self.after(limit, Job::HookGivesUp(id.clone()));
         } else {
             // Nobody was there who could have held it.
-            self.excused |= !self.listening();
+            let alone = !self.listening();
+            self.excuse(alone, "no plugin is there");
             self.after(0, Job::Appear(id.clone()));
         }
     }
@@ -186,7 +190,7 @@ impl World {
         if let Some(at) = self.runtime.hooks.iter().position(|it| it == id) {
             let late = self.shields_may_be_late();
             self.demand(late, || format!("{id} is let go in time"));
-            self.excused = true;
+            self.excuse(true, "a hook gives up");
             self.runtime.hooks.swap_remove(at);
             self.after(0, Job::Appear(id.clone()));
         }
@@ -244,6 +248,7 @@ impl World {
     /// A call takes effect. What comes back is for the plugin that made it.
     pub(super) fn carry_out_call(&mut self, call: Call) {
         if self.fails(&call) {
+            self.note_failure(&call);
             return self.after(100, Job::Retry(self.epoch, call));
         }
         match call {
