@@ -46,7 +46,7 @@ fn breached(breach: &BudgetBreach) -> &'static str {
 /// What aliases may add to a text, in bytes, and also what anchors may have kept.
 const EXPANSION: usize = 1 << 20;
 /// The same in events, of some 100 bytes each.
-const EXPANSION_EVENTS: usize = 20_000;
+const EXPANSION_EVENTS: usize = 10_000;
 
 /// Far above any manifest, far below what would trouble a node: aliases must not make it grow.
 fn bounds(text: &str) -> Options {
