@@ -62,23 +62,11 @@ impl Clock {
         }
     }
 
-    /// How long the machine has been up, in milliseconds.
-    #[must_use]
-    pub fn up_ms(&self) -> u64 {
-        self.read().up
-    }
-
     /// How long ago that was, in milliseconds that the machine had been up. A time to come was just now: a wait that begins
     /// then is as long as it was meant to be, and no longer.
     #[must_use]
     pub fn since(&self, up_ms: u64) -> Duration {
-        Duration::from_millis(self.up_ms().saturating_sub(up_ms))
-    }
-
-    /// What people call it: milliseconds since the Unix epoch. Nothing is to be measured by it.
-    #[must_use]
-    pub fn unix_ms(&self) -> u64 {
-        self.read().unix
+        self.moment().since(up_ms)
     }
 
     fn read(&self) -> Times {
@@ -141,20 +129,20 @@ mod tests {
             up: 5_000,
             unix: 1_000_000,
         });
-        let began = clock.up_ms();
+        let began = clock.moment().up_ms;
         clock.pass(Duration::from_secs(2));
         clock.set_wall(10);
         assert_eq!(clock.since(began), Duration::from_secs(2));
-        assert_eq!(clock.unix_ms(), 10);
-        assert_eq!(clock.since(clock.up_ms() + 9), Duration::ZERO);
+        assert_eq!(clock.moment().unix_ms, 10);
+        assert_eq!(clock.since(began + 2_009), Duration::ZERO);
     }
 
     #[test]
     fn the_machines_own_go_on() {
         let clock = Clock::default();
-        let began = clock.up_ms();
+        let began = clock.moment().up_ms;
         assert!(began > 0);
         assert!(clock.since(began) < Duration::from_mins(1));
-        assert!(clock.unix_ms() > 1_700_000_000_000);
+        assert!(clock.moment().unix_ms > 1_700_000_000_000);
     }
 }

@@ -139,28 +139,22 @@ mod tests {
         assert!(repeated(100).is_err());
     }
 
+    fn kept_sixty_times(content: &str) -> Result<Value, YamlError> {
+        let anchors: Vec<_> = (0..60).map(|it| format!("&a{it} [")).collect();
+        document(&format!("{}{content}{}", anchors.concat(), "]".repeat(60)))
+    }
+
     #[test]
     fn anchors_cannot_keep_a_list_again_and_again() {
-        let kept = |length: usize| {
-            let anchors: Vec<_> = (0..60).map(|it| format!("&a{it}")).collect();
-            let anchors = anchors.join(" [") + " [";
-            let text = format!("{anchors}{}{}", "x, ".repeat(length), "]".repeat(60));
-            document::<Value>(&text)
-        };
+        let kept = |length: usize| kept_sixty_times(&"x, ".repeat(length));
         assert!(kept(100).is_ok());
         assert!(kept(1_000).is_err());
     }
 
     #[test]
     fn anchors_cannot_keep_a_text_again_and_again() {
-        let kept = |length: usize| {
-            let anchors: Vec<_> = (0..60).map(|it| format!("&a{it}")).collect();
-            let anchors = anchors.join(" [") + " [";
-            // An escape, so that there is something to keep.
-            let long = format!("\"\\t{}\"", "x".repeat(length));
-            let text = format!("{anchors}{long}{}", "]".repeat(60));
-            document::<Value>(&text)
-        };
+        // An escape, so that there is something to keep.
+        let kept = |length: usize| kept_sixty_times(&format!("\"\\t{}\"", "x".repeat(length)));
         assert!(kept(10_000).is_ok());
         assert!(kept(30_000).is_err());
     }

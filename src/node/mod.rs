@@ -83,6 +83,21 @@ impl Instance {
         self.maker == Maker::Placeholder
     }
 
+    /// One that the kubelet made with our hook, and that runs.
+    #[cfg(test)]
+    pub(crate) fn running(name: &str) -> Self {
+        Self {
+            name: name.into(),
+            state: InstanceState::Running,
+            maker: Maker::Kubelet,
+            attempt: Attempt(0),
+            created_at: 1,
+            heard_at: Instant::now(),
+            listed: false,
+            hooked: Some(true),
+        }
+    }
+
     /// Whether a restart made it that did not start it. Without that restart nobody will.
     #[must_use]
     pub fn is_unstarted_of_ours(&self) -> bool {
@@ -241,14 +256,10 @@ mod tests {
 
     fn instance(name: &str, state: InstanceState, created_at: i64) -> Instance {
         Instance {
-            name: name.into(),
             state,
-            maker: Maker::Kubelet,
-            attempt: Attempt(0),
             created_at,
-            heard_at: Instant::now(),
             listed: true,
-            hooked: Some(true),
+            ..Instance::running(name)
         }
     }
 

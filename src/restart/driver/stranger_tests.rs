@@ -5,9 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::*;
-use crate::ids::{Attempt, PodKey};
-use crate::node::InstanceState;
-use crate::node::{Maker, now_ns};
+use crate::ids::PodKey;
 use crate::policy::Start;
 use crate::restart::back_off::BackOff;
 use crate::restart::places::Places;
@@ -37,20 +35,6 @@ fn shared(start: Start) -> Arc<Shared> {
         back_off: BackOff::try_new(Duration::ZERO, Duration::ZERO, Duration::ZERO).unwrap(),
         places: Places::of(1),
     })
-}
-
-/// A container that runs and whose exit can be held.
-pub(crate) fn running(name: &str) -> Instance {
-    Instance {
-        name: name.into(),
-        state: InstanceState::Running,
-        maker: Maker::Kubelet,
-        attempt: Attempt(0),
-        created_at: now_ns(),
-        heard_at: Instant::now(),
-        listed: false,
-        hooked: Some(true),
-    }
 }
 
 pub(crate) fn knock(container: &str) -> Knock {
@@ -83,7 +67,7 @@ fn spawn(tools: &Arc<Tools>, annotations: &[(&str, &str)], is_static: bool) -> A
         past: Past::default(),
     };
     let driver = Driver::spawn(Arc::clone(tools), pod, charge);
-    driver.created("c1".into(), running("a"));
+    driver.created("c1".into(), Instance::running("a"));
     driver
 }
 
@@ -163,7 +147,7 @@ async fn a_static_pod_restarts_again_when_its_manifest_is_back() {
     assert!(!driver.is_busy());
 
     fs::rename(&away, &path).unwrap();
-    driver.created("c2".into(), running("a"));
+    driver.created("c2".into(), Instance::running("a"));
     driver.ended(&"c2".into(), Some(ExitCode(42)));
     assert!(matches!(driver.knock(&knock("c2")), Answer::Wait(_)));
     until(&driver, |pod| pod.machine().is_some()).await;

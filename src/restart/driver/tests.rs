@@ -9,7 +9,7 @@ use super::testing::tools;
 use super::*;
 use crate::clock::Clock;
 use crate::cri::fake::Fake;
-use crate::ids::{Attempt, PodKey};
+use crate::ids::PodKey;
 use crate::node::{InstanceState, Maker};
 use crate::restart::back_off::BackOff;
 use crate::restart::machine::Phase;
@@ -72,19 +72,6 @@ impl Place {
     }
 }
 
-fn runs(name: &str) -> Instance {
-    Instance {
-        name: name.into(),
-        state: InstanceState::Running,
-        maker: Maker::Kubelet,
-        attempt: Attempt(0),
-        created_at: 1,
-        heard_at: Instant::now(),
-        listed: false,
-        hooked: Some(true),
-    }
-}
-
 fn knock(driver: &Arc<Driver>, id: &str) -> Answer {
     driver.knock(&Knock {
         container: id.into(),
@@ -94,8 +81,8 @@ fn knock(driver: &Arc<Driver>, id: &str) -> Answer {
 
 /// A restart that `a` has asked for.
 fn begin(driver: &Arc<Driver>) -> Answer {
-    driver.created("a-0".into(), runs("a"));
-    driver.created("b-0".into(), runs("b"));
+    driver.created("a-0".into(), Instance::running("a"));
+    driver.created("b-0".into(), Instance::running("b"));
     let answer = knock(driver, "a-0");
     driver.ended(&"a-0".into(), Some(ExitCode(42)));
     assert!(driver.is_busy());
@@ -143,7 +130,7 @@ async fn a_back_off_is_as_long_as_it_was_meant_to_be_whatever_the_clock_on_the_w
             Duration::from_mins(5),
             Duration::from_mins(10),
         );
-        let up = place.clock.up_ms();
+        let up = place.clock.moment().up_ms;
         place.past.begun(None, up, &back_off.unwrap());
         let driver = place.driver().await;
         let _answer = begin(&driver);
@@ -178,7 +165,7 @@ async fn a_replay_that_is_handed_over_leaves_what_the_kubelet_is_about_to_start(
         let made = Instance {
             state: InstanceState::Created,
             maker,
-            ..runs(&id[..1])
+            ..Instance::running(&id[..1])
         };
         driver.created(id.into(), made);
     }
@@ -191,7 +178,7 @@ async fn a_replay_that_is_handed_over_leaves_what_the_kubelet_is_about_to_start(
 async fn a_hold_whose_hook_has_given_up_keeps_nobody_waiting() {
     let place = Place::new();
     let driver = place.driver().await;
-    driver.created("a-0".into(), runs("a"));
+    driver.created("a-0".into(), Instance::running("a"));
     let Answer::Wait(hook) = knock(&driver, "a-0") else {
         panic!("it is not held")
     };

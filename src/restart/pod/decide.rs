@@ -7,7 +7,6 @@ use super::{Command, Gone, Pod, Saying};
 use crate::clock::Moment;
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
-use crate::node::{InstanceState, Maker};
 use crate::policy::{Action, CompletedContainers, Policy, Rules};
 use crate::report::condition_type;
 use crate::restart::machine::{Effect, Event, Machine};
@@ -162,8 +161,8 @@ impl Pod {
     /// it.
     fn sweep_unstarted(&mut self) {
         let unstarted = self.instances.iter();
-        let unstarted = unstarted
-            .filter(|(_, it)| it.state == InstanceState::Created && it.maker == Maker::Replay);
+        let unstarted =
+            unstarted.filter(|(_, it)| it.is_unstarted_of_ours() && !it.is_placeholder());
         let unstarted: Vec<ContainerId> = unstarted.map(|(id, _)| id.clone()).collect();
         for id in unstarted {
             self.instances.removed(&id);

@@ -220,7 +220,7 @@ impl Pod {
         let old = newest.map(|(id, instance)| Old {
             id: id.clone(),
             exit: match instance.state {
-                InstanceState::Ended(code) if !self.holds.contains_key(id) => {
+                InstanceState::Ended(code) if !self.is_held(id) => {
                     Some(code.unwrap_or(ExitCode::UNKNOWN))
                 }
                 _ => None,

@@ -4,102 +4,40 @@
 //! driver carries the commands out and tells what came of them. So does the simulator of the tests, with a runtime and a
 //! kubelet of its own.
 
+mod command;
 mod decide;
 mod facts;
 mod hooks;
+mod shared;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::back_off::{BackOff, Past};
-use super::machine::{Effect, Event, Found, FoundState, Machine, Phase, Verdict};
-use super::places::{Place, Places};
-use super::plan::{Plan, RestartId, Trigger};
+use super::back_off::Past;
+use super::machine::{Event, Found, FoundState, Machine, Phase, Verdict};
+use super::places::Place;
+use super::plan::{Plan, RestartId};
 use super::record::Record;
 use crate::clock::Moment;
 use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity};
 use crate::kube::{KubeletFeatures, PodSpec};
 use crate::node::{Instance, InstanceState, Instances};
-use crate::policy::{Action, Policy, PolicyError, Start, Written};
+use crate::policy::{Policy, Written};
 use crate::report::Unprotected;
+pub(super) use command::{Command, Saying};
 pub(super) use facts::Round;
 use hooks::Hooks;
+pub use shared::{Gate, Shared};
 
 /// For how long a list of the runtime may have been under way when it is looked at. That long it is remembered what has
 /// been removed.
 pub const OLDEST_LIST: Duration = Duration::from_mins(5);
 /// NRI may tell of a container a little before the runtime lists it.
 const LIST_SLACK: Duration = Duration::from_secs(2);
-
-/// What all pods of a node share.
-#[derive(Debug)]
-pub struct Shared {
-    /// Whether the kubelet can be kept from creating containers just now.
-    pub gate: Arc<Gate>,
-    /// Who starts containers again where no pod asks for anything else, and may.
-    pub start: Start,
-    /// The gaps between restarts.
-    pub back_off: BackOff,
-    /// How many pods are replayed at once.
-    pub places: Places,
-}
-
-/// Whether the runtime asks before it creates a container, which it does not while it is not connected.
-#[derive(Debug, Default)]
-pub struct Gate(AtomicBool);
-
-impl Gate {
-    /// It asks from now on, or does not.
-    pub fn set(&self, there: bool) {
-        self.0.store(there, Ordering::Relaxed);
-    }
-
-    pub(super) fn is_there(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-/// What is to be done about a pod.
-#[derive(Debug)]
-pub(super) enum Command {
-    /// What the restart under way wants, one after another.
-    Do(Effect),
-    /// Remove this container as soon as its exit has been processed.
-    Remove(ContainerId),
-    /// Stop trying to kill this one: its end is known.
-    EndKill(ContainerId),
-    /// The hook of this container is missing, which has ended: wait for it while nobody can see the exit, and then call
-    /// [`Pod::hook_is_missing`].
-    AwaitHook(ContainerId),
-    /// Learn the exit code of this container, whose hook waits, or let it go.
-    AskForCode(ContainerId),
-    /// Learn the exit code of this container, which has ended in a restart.
-    LearnCode(ContainerId),
-    /// Ask the runtime whether this container really runs.
-    Verify(ContainerId),
-    /// Ask whether the manifest is still there, and then call [`Pod::manifest_asked`].
-    AskManifest(Trigger, Action, PathBuf),
-    /// See to it that it is heard when placeholders are removed: there is no NRI that tells.
-    WatchShields,
-    /// Say what people should know.
-    Say(Saying),
-}
-
-/// What people should know.
-#[derive(Debug)]
-pub(super) enum Saying {
-    Restarting(Box<Plan>),
-    HandedOver(RestartId, String),
-    BegunAnew(RestartId, u8),
-    WentOn(RestartId, Phase),
-    NotProtected(BTreeSet<ContainerName>, Unprotected),
-    InvalidRules(PolicyError),
-}
 
 /// Since when a container is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,10 +3,11 @@
 use serde_json::json;
 
 use super::*;
-use crate::ids::{Attempt, PodKey};
+use crate::ids::PodKey;
 use crate::kube::{ContainerKind, RestartPolicy};
-use crate::node::Maker;
-use crate::policy::Unread;
+use crate::policy::{Start, Unread};
+use crate::restart::back_off::BackOff;
+use crate::restart::places::Places;
 use crate::restart::plan::tests::{RUNS, circumstances};
 
 impl Pod {
@@ -52,23 +53,10 @@ fn what_has_come_since_a_restart_was_decided_is_new_whatever_the_clock_on_the_wa
     let plan = circumstances(Some(RestartPolicy::Never), shape, "a", 42).restart_all();
     let made = |created_at| Instance {
         created_at,
-        ..runs("a")
+        ..Instance::running("a")
     };
     assert!(found(&"a-1".into(), &made(0), &plan).new);
     assert!(!found(&"a-0".into(), &made(i64::MAX), &plan).new);
-}
-
-fn runs(name: &str) -> Instance {
-    Instance {
-        name: name.into(),
-        state: InstanceState::Running,
-        maker: Maker::Kubelet,
-        attempt: Attempt(0),
-        created_at: 1,
-        heard_at: Instant::now(),
-        listed: false,
-        hooked: Some(true),
-    }
 }
 
 fn moment() -> Moment {
@@ -102,14 +90,14 @@ fn with_rules(start: Start) -> Pod {
 fn a_replayed_init_container_that_asks_again_is_heard_also_if_its_hook_is_faster_than_its_code() {
     let (mut pod, now) = (with_rules(Start::Auto), moment());
     let (old, new) = (ContainerId::from("i-0"), ContainerId::from("i-1"));
-    pod.created(old.clone(), runs("i"), &now);
+    pod.created(old.clone(), Instance::running("i"), &now);
     assert!(pod.knock(&old, Duration::ZERO, &now));
     pod.ended(&old, Some(ExitCode(42)), &now);
     pod.feed(Event::Recovered(Ok(())), &now);
     let restart = pod.plan().unwrap().id.clone();
     assert!(pod.is_replaying(&restart));
     pod.attempt_made(&restart, &"i".into(), &new, Duration::ZERO, &now);
-    pod.created(new.clone(), runs("i"), &now);
+    pod.created(new.clone(), Instance::running("i"), &now);
     pod.started(&new, &now);
 
     assert!(pod.knock(&new, Duration::ZERO, &now));

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::restart::driver::stranger_tests::{RULE, knock, running, tools};
+use crate::restart::driver::stranger_tests::{RULE, knock, tools};
 
 const CODE: Option<ExitCode> = Some(ExitCode(42));
 
@@ -20,7 +20,7 @@ async fn adopt(roster: &Roster, name: &str) -> Arc<Driver> {
     });
     let driver = driver.unwrap();
     driver.until_read().await;
-    roster.created(&driver, name.into(), running("a"));
+    roster.created(&driver, name.into(), Instance::running("a"));
     driver
 }
 

@@ -1,0 +1,36 @@
+//! What the pods of a node have in common.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::policy::Start;
+use crate::restart::back_off::BackOff;
+use crate::restart::places::Places;
+
+/// What all pods of a node share.
+#[derive(Debug)]
+pub struct Shared {
+    /// Whether the kubelet can be kept from creating containers just now.
+    pub gate: Arc<Gate>,
+    /// Who starts containers again where no pod asks for anything else, and may.
+    pub start: Start,
+    /// The gaps between restarts.
+    pub back_off: BackOff,
+    /// How many pods are replayed at once.
+    pub places: Places,
+}
+
+/// Whether the runtime asks before it creates a container, which it does not while it is not connected.
+#[derive(Debug, Default)]
+pub struct Gate(AtomicBool);
+
+impl Gate {
+    /// It asks from now on, or does not.
+    pub fn set(&self, there: bool) {
+        self.0.store(there, Ordering::Relaxed);
+    }
+
+    pub(in crate::restart) fn is_there(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
