@@ -17,8 +17,9 @@ readonly FLAGS="--cfg fuzzing -D warnings -C passes=sancov-module
 
 usage() {
     cat <<END
-usage: hack/fuzz.sh [--seconds N] [--build] [TARGET]...
+usage: hack/fuzz.sh [--seconds N] [--seed N] [--build] [TARGET]...
   --seconds N  each target for so long (default 60)
+  --seed N     the same search each time, from the committed corpus alone (default: go on from what was found before)
   --build      only build
 Targets: $(all_targets)
 A failed input is seen again with: cargo test --test fuzz -- /PATH/OF/TARGET/FILE
@@ -48,13 +49,15 @@ build() {
         jq -r 'select(.executable != null and .target.name == "fuzz") | .executable'
 }
 
-# New inputs go to the first corpus, which lasts for as long as the build directory; a failed one beside it.
+# New inputs go to the first corpus, which lasts for as long as the build directory if there is no seed; a failed one beside
+# it.
 fuzz() { # TARGET
     local target=$1 corpus=$TARGET_DIR/corpus/$1 failed=$TARGET_DIR/failed/$1 code=0
+    [[ -z $SEED ]] || corpus=$WORK/$target/corpus
     mkdir -p "$corpus" "$failed" "$WORK/$target"
     TMPDIR=$WORK/$target REPRISE_FUZZ=$target REPRISE_FUZZ_COSTS=$WORK/$target.costs \
         nice "$FUZZER" -max_total_time="$SECONDS_EACH" -max_len="$(longest "$target")" -timeout=10 -rss_limit_mb=4096 \
-        -reload=0 -print_final_stats=1 -artifact_prefix="$(realpath "$failed")/" "$corpus" "$CORPUS/$target" \
+        -seed="${SEED:-0}" -reload=0 -print_final_stats=1 -artifact_prefix="$(realpath "$failed")/" "$corpus" "$CORPUS/$target" \
         >"$WORK/$target.log" 2>&1 || code=$?
     if ((code)); then
         # From the first complaint on.
@@ -79,11 +82,12 @@ report() { # TARGET CODE
 }
 
 main() {
-    SECONDS_EACH=60
+    SECONDS_EACH=60 SEED=''
     local targets=() only_build=''
     while (($#)); do
         case $1 in
         --seconds) SECONDS_EACH=${2:?--seconds needs a number} && shift ;;
+        --seed) SEED=${2:?--seed needs a number} && shift ;;
         --build) only_build=yes ;;
         -h | --help) usage && exit ;;
         -*) usage >&2 && exit 2 ;;

@@ -39,21 +39,25 @@ fn breached(breach: &BudgetBreach) -> &'static str {
             "too many anchors or aliases"
         }
         BudgetBreach::Depth { .. } => "too deep",
+        BudgetBreach::Nodes { .. } => "too many lists and mappings for its length",
         _ => "too much",
     }
 }
 
 /// What aliases may add to a text, in bytes, and also what anchors may have kept.
 const EXPANSION: usize = 1 << 20;
-/// The same in events, of some 100 bytes each.
-const EXPANSION_EVENTS: usize = 10_000;
+/// The same in events, of some 100 bytes each, and copied once for each key that they are within.
+const EXPANSION_EVENTS: usize = 5_000;
+/// A text has at most one scalar, list or mapping in so many bytes. Manifests without a blank have one in 7 to 16. A node that
+/// is within a key takes some 400 bytes until the key has been read, and `? ` is one.
+const BYTES_A_NODE: usize = 6;
 
 /// Far above any manifest, far below what would trouble a node: aliases must not make it grow.
 fn bounds(text: &str) -> Options {
     options! {
         budget: budget! {
-            max_depth: 64,
-            max_nodes: 1_000_000,
+            max_depth: 32,
+            max_nodes: text.len() / BYTES_A_NODE + EXPANSION_EVENTS,
             max_anchors: 1_000,
             max_aliases: 1_000,
             max_total_scalar_bytes: text.len() + EXPANSION,
@@ -139,14 +143,14 @@ mod tests {
         assert!(repeated(100).is_err());
     }
 
-    fn kept_sixty_times(content: &str) -> Result<Value, YamlError> {
-        let anchors: Vec<_> = (0..60).map(|it| format!("&a{it} [")).collect();
-        document(&format!("{}{content}{}", anchors.concat(), "]".repeat(60)))
+    fn kept_thirty_times(content: &str) -> Result<Value, YamlError> {
+        let anchors: Vec<_> = (0..30).map(|it| format!("&a{it} [")).collect();
+        document(&format!("{}{content}{}", anchors.concat(), "]".repeat(30)))
     }
 
     #[test]
     fn anchors_cannot_keep_a_list_again_and_again() {
-        let kept = |length: usize| kept_sixty_times(&"x, ".repeat(length));
+        let kept = |length: usize| kept_thirty_times(&"x, ".repeat(length));
         assert!(kept(100).is_ok());
         assert!(kept(1_000).is_err());
     }
@@ -154,9 +158,16 @@ mod tests {
     #[test]
     fn anchors_cannot_keep_a_text_again_and_again() {
         // An escape, so that there is something to keep.
-        let kept = |length: usize| kept_sixty_times(&format!("\"\\t{}\"", "x".repeat(length)));
+        let kept = |length: usize| kept_thirty_times(&format!("\"\\t{}\"", "x".repeat(length)));
         assert!(kept(10_000).is_ok());
-        assert!(kept(30_000).is_err());
+        assert!(kept(60_000).is_err());
+    }
+
+    #[test]
+    fn a_key_cannot_be_thousands_of_mappings() {
+        let text = format!("? [{}]", "{x},".repeat(30_000));
+        let refused = document::<Value>(&text).unwrap_err().to_string();
+        assert!(refused.contains("for its length"), "{refused}");
     }
 
     #[test]
@@ -166,8 +177,8 @@ mod tests {
             let text = "&a [".repeat(depth) + &"]".repeat(depth);
             document::<Value>(&text)
         };
-        assert!(nested(60).is_ok());
-        assert!(nested(250).is_err());
+        assert!(nested(30).is_ok());
+        assert!(nested(40).is_err());
     }
 
     #[test]
