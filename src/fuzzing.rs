@@ -12,16 +12,16 @@ use crate::nri::{Plugin, Stub, StubBuilder};
 use crate::restart::driver::Tools;
 use crate::restart::plan::RestartId;
 use crate::restart::replay::Attempt;
-use crate::supervisor::{Parts, Reprise, Roster};
+use crate::supervisor::{Parts, Registry, Reprise};
 
 /// The plugin as the runtime meets it, without any pod.
 #[must_use]
 pub fn stub(tools: Tools, run_dir: &Path) -> StubBuilder<impl Plugin> {
     let (plugin, _) = Reprise::new();
     let records = tools.records.clone();
-    let roster = Roster::new(Arc::new(tools), Pods::default(), HashMap::new());
+    let registry = Registry::new(Arc::new(tools), Pods::default(), HashMap::new());
     plugin.begin(Parts {
-        roster: Arc::new(roster),
+        registry: Arc::new(registry),
         records,
         hook: "/opt/reprise".into(),
         hook_socket: run_dir.join("hook.sock"),

@@ -40,7 +40,7 @@ impl Place {
         vec![self.socket.clone().into(), self.marker.clone().into()]
     }
 
-    /// A plugin that does this with each hook that knocks.
+    /// A plugin that does this with each hook that asks.
     fn plugin(&self, does: impl Fn(UnixStream) + Send + 'static) {
         let listener = UnixListener::bind(&self.socket).unwrap();
         thread::spawn(move || listener.incoming().flatten().for_each(does));

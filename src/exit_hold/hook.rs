@@ -16,10 +16,10 @@ use super::{LIMIT, WAIT};
 
 /// The executable's name among the hook's arguments.
 const PROGRAM: &str = "reprise";
-/// A plugin that does not answer a knock within this time is taken for dead.
+/// A plugin that does not answer within this time is taken for dead.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
-/// Between two knocks at a plugin that died while it held this exit.
-const KNOCK_INTERVAL: Duration = Duration::from_millis(20);
+/// Between two questions to a plugin that died while it held this exit.
+const ASK_INTERVAL: Duration = Duration::from_millis(20);
 /// The OCI state is a few hundred bytes; more is not for us (runtime-spec, "State").
 const STATE_LIMIT: u64 = 1 << 20;
 /// A conversation has two words; more is none of ours.
@@ -96,10 +96,10 @@ pub fn run(args: &HookArgs, state: impl Read) {
     };
     let mut told_to_wait = false;
     while !deadline_passed(deadline) {
-        match knock(&args.socket, &id, deadline, &mut told_to_wait) {
+        match ask(&args.socket, &id, deadline, &mut told_to_wait) {
             // The plugin died with this exit in its hands. What it had decided is on disk, and it may be
             // back in a second: until then, nobody may see the exit.
-            Err(_) if told_to_wait || is_held(&args.marker) => thread::sleep(KNOCK_INTERVAL),
+            Err(_) if told_to_wait || is_held(&args.marker) => thread::sleep(ASK_INTERVAL),
             // Let go, or nobody to wait for.
             Ok(()) | Err(_) => return,
         }
@@ -107,7 +107,7 @@ pub fn run(args: &HookArgs, state: impl Read) {
 }
 
 /// One conversation with the plugin. `Ok`: the exit may be seen.
-fn knock(socket: &Path, id: &str, deadline: Instant, told_to_wait: &mut bool) -> io::Result<()> {
+fn ask(socket: &Path, id: &str, deadline: Instant, told_to_wait: &mut bool) -> io::Result<()> {
     let mut stream = UnixStream::connect(socket)?;
     let waited = LIMIT.saturating_sub(deadline.saturating_duration_since(Instant::now()));
     stream.set_read_timeout(Some(ANSWER_LIMIT))?;
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_that_cannot_be_read_is_let_go() {
+    fn a_state_that_cannot_be_read_is_released() {
         let place = place();
         let _listener = UnixListener::bind(&place.args.socket).unwrap();
         run(&place.args, &b"not json"[..]);

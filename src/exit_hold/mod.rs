@@ -1,7 +1,7 @@
 //! Keeps a container's exit from being seen until the plugin has decided what it means.
 //!
 //! The runtime runs an OCI `poststop` hook after a container's processes are gone and before its
-//! status turns EXITED. The [`hook`] knocks at the plugin's socket; the [`server`] answers whether to wait.
+//! status turns EXITED. The [`hook`] asks at the plugin's socket; the [`server`] answers whether to wait.
 //! Both sides give up after [`LIMIT`]: containerd stops waiting for an exit to be handled after 10 s.
 
 use std::time::Duration;
@@ -11,7 +11,7 @@ mod hook_path;
 mod server;
 
 pub use hook_path::{HookPathError, check as check_hook_path};
-pub use server::{Answer, Knock, Server, ServerError};
+pub use server::{HoldDecision, HoldRequest, Server, ServerError};
 
 /// How long an exit can be held at the most, from the hook's start.
 pub const LIMIT: Duration = Duration::from_secs(8);

@@ -1,4 +1,4 @@
-//! The socket at which the hooks knock.
+//! The socket at which the hooks ask.
 
 use std::fs::{self, File};
 use std::io;
@@ -21,14 +21,14 @@ use crate::ids::ContainerId;
 const INTRODUCTION_LIMIT: Duration = Duration::from_secs(1);
 /// The longest line a hook sends: an id of 64 characters and a number.
 const LINE_LIMIT: u64 = 256;
-/// How many hooks may knock at once, before they are heard: all containers of a busy node.
+/// How many hooks may ask at once, before they are heard: all containers of a busy node.
 const BACKLOG: u32 = 1024;
 /// Between two checks that the socket is there.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A hook that asks whether the exit of its container may be seen.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Knock {
+pub struct HoldRequest {
     /// Whose exit it is.
     pub container: ContainerId,
     /// How long this hook has been waiting already: more than a moment when it outlived another plugin.
@@ -37,7 +37,7 @@ pub struct Knock {
 
 /// What the hook is told.
 #[derive(Debug)]
-pub enum Answer {
+pub enum HoldDecision {
     /// The exit may be seen now.
     Go,
     /// It may be seen when the sender speaks or is dropped, at the latest at [`LIMIT`].
@@ -75,7 +75,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Opens `socket`, for root alone: whoever can knock could delay exits.
+    /// Opens `socket`, for root alone: whoever can ask could delay exits.
     pub fn bind(socket: &Path) -> Result<Self, ServerError> {
         if let Some(dir) = socket.parent() {
             dirs::private(dir).map_err(|source| ServerError::Directory {
@@ -96,11 +96,11 @@ impl Server {
         })
     }
 
-    /// Answers every knock with what `decide` says, until hooks find the socket no longer because somebody has cleared its
+    /// Answers every hook with what `decide` says, until hooks find the socket no longer because somebody has cleared its
     /// directory. Who waits by then goes on waiting. `decide` is called on the async runtime and must not block.
     pub async fn serve<F>(self, decide: F)
     where
-        F: Fn(Knock) -> Answer + Send + Sync + 'static,
+        F: Fn(HoldRequest) -> HoldDecision + Send + Sync + 'static,
     {
         let decide = Arc::new(decide);
         tokio::select! {
@@ -121,7 +121,7 @@ impl Server {
 
     async fn accept<F>(&self, decide: Arc<F>)
     where
-        F: Fn(Knock) -> Answer + Send + Sync + 'static,
+        F: Fn(HoldRequest) -> HoldDecision + Send + Sync + 'static,
     {
         loop {
             match self.listener.accept().await {
@@ -153,16 +153,19 @@ fn listen(path: &Path) -> io::Result<(UnixListener, (u64, u64))> {
     Ok((socket.listen(BACKLOG)?, (bound.dev(), bound.ino())))
 }
 
-async fn converse(stream: UnixStream, decide: &(dyn Fn(Knock) -> Answer + Sync)) -> io::Result<()> {
+async fn converse(
+    stream: UnixStream,
+    decide: &(dyn Fn(HoldRequest) -> HoldDecision + Sync),
+) -> io::Result<()> {
     let (read, mut write) = stream.into_split();
     let mut lines = BufReader::new(read.take(LINE_LIMIT));
     let mut line = String::new();
     timeout(INTRODUCTION_LIMIT, lines.read_line(&mut line)).await??;
-    let Some(knock) = parse(&line) else {
+    let Some(request) = parse(&line) else {
         return write.write_all(GO.as_bytes()).await;
     };
-    let left = LIMIT.saturating_sub(knock.waited);
-    if let Answer::Wait(released) = decide(knock) {
+    let left = LIMIT.saturating_sub(request.waited);
+    if let HoldDecision::Wait(released) = decide(request) {
         write.write_all(WAIT.as_bytes()).await?;
         // Both ways of ending mean the same: a dropped sender is a pod that nobody restarts any more.
         let _ = timeout(left, released).await;
@@ -170,10 +173,10 @@ async fn converse(stream: UnixStream, decide: &(dyn Fn(Knock) -> Answer + Sync))
     write.write_all(GO.as_bytes()).await
 }
 
-fn parse(line: &str) -> Option<Knock> {
+fn parse(line: &str) -> Option<HoldRequest> {
     let (id, waited) = line.trim_end().split_once(' ')?;
     (!id.is_empty()).then_some(())?;
-    Some(Knock {
+    Some(HoldRequest {
         container: ContainerId::from(id),
         waited: Duration::from_millis(waited.parse().ok()?),
     })
@@ -194,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_not_a_knock_is_none() {
+    fn a_line_that_is_no_request_is_none() {
         assert_eq!(parse("c1 20\n").unwrap().waited.as_millis(), 20);
         for line in ["", "c1\n", " 5\n", "c1 soon\n", "c1 -1\n"] {
             assert_eq!(parse(line), None, "{line:?}");
@@ -206,17 +209,17 @@ mod tests {
         let (_dir, args) = place();
         let server = Server::bind(&args.socket).unwrap();
         let taken = Arc::new(Mutex::new(None));
-        let (knocked, mut knocks) = tokio::sync::mpsc::unbounded_channel();
+        let (asked, mut requests) = tokio::sync::mpsc::unbounded_channel();
         let kept = Arc::clone(&taken);
-        tokio::spawn(server.serve(move |knock| {
+        tokio::spawn(server.serve(move |request| {
             let (release, released) = oneshot::channel();
             *kept.lock().unwrap() = Some(release);
-            knocked.send(knock).unwrap();
-            Answer::Wait(released)
+            asked.send(request).unwrap();
+            HoldDecision::Wait(released)
         }));
         let hook = spawn_blocking(move || hook::run(&args, &br#"{"id":"c1"}"#[..]));
         assert_eq!(
-            knocks.recv().await.unwrap().container,
+            requests.recv().await.unwrap().container,
             ContainerId::from("c1")
         );
         assert!(!hook.is_finished());
@@ -234,7 +237,7 @@ mod tests {
             .permissions()
             .mode();
         assert_eq!(mode & 0o777, 0o700);
-        tokio::spawn(server.serve(|_| Answer::Go));
+        tokio::spawn(server.serve(|_| HoldDecision::Go));
         spawn_blocking(move || hook::run(&args, &br#"{"id":"c1"}"#[..]))
             .await
             .unwrap();
@@ -260,17 +263,17 @@ mod tests {
         let (_dir, args) = place();
         let server = Server::bind(&args.socket).unwrap();
         let kept = Arc::new(Mutex::new(None));
-        let (knocked, mut knocks) = tokio::sync::mpsc::unbounded_channel();
+        let (asked, mut requests) = tokio::sync::mpsc::unbounded_channel();
         let holds = Arc::clone(&kept);
-        let serving = tokio::spawn(server.serve(move |knock| {
+        let serving = tokio::spawn(server.serve(move |request| {
             let (release, released) = oneshot::channel();
             *holds.lock().unwrap() = Some(release);
-            knocked.send(knock).unwrap();
-            Answer::Wait(released)
+            asked.send(request).unwrap();
+            HoldDecision::Wait(released)
         }));
         let socket = args.socket.clone();
         let hook = spawn_blocking(move || hook::run(&args, &br#"{"id":"c1"}"#[..]));
-        knocks.recv().await.unwrap();
+        requests.recv().await.unwrap();
         assert!(!serving.is_finished());
         fs::remove_dir_all(socket.parent().unwrap()).unwrap();
         timeout(10 * CHECK_INTERVAL, serving)

@@ -5,13 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
-use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-/// How long anybody waits for a disk. Exits are held meanwhile.
-const LIMIT: Duration = Duration::from_secs(1);
+use super::times::DISK_LIMIT;
+
 /// How much may wait for a disk that has stalled: some hundred restarts.
 const BACKLOG: usize = 1024;
 
@@ -62,7 +61,7 @@ impl Disk {
         let work = Box::new(work);
         if self.queue.try_send(Job { kind, work, done }).is_err() {
             self.trouble.begins("too much waits for the disk");
-        } else if !self.trouble.is_there() && timeout(LIMIT, is_done).await.is_err() {
+        } else if !self.trouble.is_there() && timeout(DISK_LIMIT, is_done).await.is_err() {
             self.trouble.begins("the disk does not answer");
         }
     }
@@ -126,7 +125,7 @@ mod tests {
             Ok(())
         })
         .await;
-        assert!(began.elapsed() < 3 * LIMIT);
+        assert!(began.elapsed() < 3 * DISK_LIMIT);
         assert!(disk.trouble().is_there());
         let began = Instant::now();
         disk.perform(Kind::Write, move || {
@@ -134,7 +133,7 @@ mod tests {
             Ok(())
         })
         .await;
-        assert!(began.elapsed() < LIMIT / 2);
+        assert!(began.elapsed() < DISK_LIMIT / 2);
         mend.send(()).unwrap();
         assert_eq!(written.iter().collect::<Vec<_>>(), [1, 2]);
         disk.perform(Kind::Remove, || Ok(())).await;

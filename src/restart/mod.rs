@@ -13,3 +13,4 @@ pub mod record;
 pub(crate) mod replay;
 #[cfg(test)]
 mod sim;
+pub mod times;

@@ -2,16 +2,12 @@
 //! each of them as long as all. Where containers wait for others, it must end while exits can be held.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Thirty pods of three containers take two cores some six seconds.
 const PLACES_PER_CORE: usize = 8;
 const TURNS_PER_CORE: usize = 2;
-/// How long a pod whose containers start one after another waits for its turn. After that it is left to the kubelet, while
-/// there is time for placeholders: a burst takes seconds to make them.
-pub(super) const LONGEST_WAIT: Duration = Duration::from_millis(2500);
 
 /// The places of a machine.
 #[derive(Debug)]

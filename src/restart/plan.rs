@@ -78,7 +78,7 @@ pub struct Member {
     /// Its newest attempt; `None` if it was never created.
     pub old: Option<Old>,
     /// Whether that one was made without our hook: its exit is seen at once.
-    pub bare: bool,
+    pub unhooked: bool,
     /// Its attempts before that one, if the runtime still has any: where the newest is removed, they would be
     /// taken for it.
     pub older: Vec<ContainerId>,
@@ -381,14 +381,14 @@ impl Plan {
     #[must_use]
     pub fn shields_come_first(&self) -> bool {
         // What was started while no plugin was there has no hook either.
-        let bare = |member: &Member| member.bare && member.was_running();
+        let unhooked = |member: &Member| member.unhooked && member.was_running();
         // With a grace period the shields wait for the ends: the kubelet must see what runs.
-        self.grace_ms == 0 && (self.again > 0 || self.members.iter().any(bare))
+        self.grace_ms == 0 && (self.again > 0 || self.members.iter().any(unhooked))
     }
 
     /// The kubelet must be about to create the guard when it sees it waiting: a regular container, else the
     /// init container that stopped, else the sidecar that is all there is. An init container stops while regular ones
-    /// run, to the kubelet, if that was in a replay. In a later round, one that was started instead of the trigger and
+    /// run, to the kubelet, if that was in a replay. In a later generation, one that was started instead of the trigger and
     /// has ended is being removed: one which runs is the better guard.
     fn choose_guard(&self) -> ContainerName {
         let trigger = self
@@ -481,7 +481,7 @@ pub(crate) mod tests {
                     kind,
                     restart_policy: policy.unwrap_or(RestartPolicy::Never),
                     old,
-                    bare: false,
+                    unhooked: false,
                     older: Vec::new(),
                     startup_probe: false,
                     placeholders: 0,
@@ -677,7 +677,7 @@ pub(crate) mod tests {
             ("b", Regular, Was::Exited(137)),
         ];
         let mut later = circumstances(Some(RestartPolicy::Never), shape, "b", 42);
-        later.trigger.container = "b-of-the-round-before".into();
+        later.trigger.container = "b-of-the-generation-before".into();
         let plan = later.restart_all();
         assert_eq!(plan.guard, "a".into());
         assert_eq!(shields(&plan), [("i", 0), ("a", 2), ("b", 0)]);
@@ -732,8 +732,8 @@ pub(crate) mod tests {
     fn shields_come_before_the_kills_where_an_exit_cannot_be_held() {
         let shape: Shape<'_> = &[("a", Regular, RUNS), ("b", Regular, RUNS)];
         let mut late = circumstances(Some(RestartPolicy::Never), shape, "a", 42);
-        assert!(!late.containers.iter().any(|member| member.bare));
-        late.containers[1].bare = true;
+        assert!(!late.containers.iter().any(|member| member.unhooked));
+        late.containers[1].unhooked = true;
         assert!(late.restart_all().shields_come_first());
     }
 }

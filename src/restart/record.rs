@@ -340,6 +340,21 @@ mod tests {
         past
     }
 
+    /// Fuzzing that begins with what is refused does not get far.
+    #[test]
+    fn what_fuzzing_begins_with_can_be_read() {
+        let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fuzz/corpus/records");
+        for seed in fs::read_dir(corpus).unwrap() {
+            let path = seed.unwrap().path();
+            let text = fs::read(&path).unwrap();
+            if path.ends_with("past.json") {
+                serde_json::from_slice::<Past>(&text).unwrap();
+            } else if path.extension().is_some_and(|it| it == "json") {
+                serde_json::from_slice::<Record>(&text).unwrap();
+            }
+        }
+    }
+
     #[test]
     fn a_record_that_names_another_place_is_dropped() {
         let place = Place::new();

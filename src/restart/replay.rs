@@ -10,6 +10,7 @@ use std::time::Duration;
 use prost::Message;
 
 use super::plan::{Member, RestartId, start_at_once};
+use super::times::INITS_LIMIT;
 use crate::cri::{ContainerConfig, ContainerStatus, LinuxContainerResources, Recovered};
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::{ContainerKind, PodSpec, StartDuty};
@@ -29,13 +30,10 @@ const LONGEST_NAME: usize = 255;
 const MOST_CONTAINERS: usize = 32;
 /// Until they are made, configurations take up to ten times as much memory as they have bytes.
 const MOST_BYTES: usize = 1024 * 1024;
-/// While exits are held, the kubelet takes dead containers for living ones, and the hold ends: init containers that
-/// took longer last time are left to it.
-const INITS_LIMIT: Duration = Duration::from_millis(2500);
 
 /// Why the kubelet starts the containers and not the plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Obstacle {
+pub enum ReplayBlocker {
     /// The pod, or the plugin's configuration, wants it so.
     Asked,
     /// Nobody has told the pod's spec.
@@ -73,7 +71,7 @@ pub enum Obstacle {
     Failed(String),
 }
 
-impl fmt::Display for Obstacle {
+impl fmt::Display for ReplayBlocker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Asked => write!(f, "start: Kubelet"),
@@ -112,21 +110,21 @@ impl fmt::Display for Obstacle {
 
 /// What is in the way of a replay, as far as that can be said without asking the runtime.
 #[must_use]
-pub fn obstacle(start: Start, spec: Option<&PodSpec>, members: &[&Member]) -> Option<Obstacle> {
+pub fn blocker(start: Start, spec: Option<&PodSpec>, members: &[&Member]) -> Option<ReplayBlocker> {
     if start == Start::Kubelet {
-        return Some(Obstacle::Asked);
+        return Some(ReplayBlocker::Asked);
     }
     let Some(spec) = spec else {
-        return Some(Obstacle::NoSpec);
+        return Some(ReplayBlocker::NoSpec);
     };
     if members.len() > MOST_CONTAINERS {
-        return Some(Obstacle::Many(members.len()));
+        return Some(ReplayBlocker::Many(members.len()));
     }
     let duty = |member: &Member| {
         let mut containers = spec.containers.iter();
         let duties = &containers.find(|it| it.name == member.name)?.duties;
         let duty = duties.iter().find(|duty| match duty {
-            // If the kubelet happens to look between its creation and its start, the probe counts as failed and the
+            // If the kubelet relists between its creation and its start, the probe counts as failed and the
             // container is killed (`doProbe`, `pkg/kubelet/prober/worker.go`).
             StartDuty::PostStart | StartDuty::StartupProbe | StartDuty::LivenessProbe => true,
             // Whoever asks for it knows.
@@ -134,16 +132,16 @@ pub fn obstacle(start: Start, spec: Option<&PodSpec>, members: &[&Member]) -> Op
                 start == Start::Auto
             }
         })?;
-        Some(Obstacle::Duty(member.name.clone(), *duty))
+        Some(ReplayBlocker::Duty(member.name.clone(), *duty))
     };
     let in_order = !start_at_once(members.iter().copied());
     members.iter().find_map(|member| match &member.old {
         Some(_) if in_order && member.had_completed() && member.kind == ContainerKind::Regular => {
-            Some(Obstacle::Completed(member.name.clone()))
+            Some(ReplayBlocker::Completed(member.name.clone()))
         }
-        None => Some(Obstacle::NeverCreated(member.name.clone())),
-        Some(old) if member.bare && old.exit.is_none() => {
-            Some(Obstacle::NotHeld(member.name.clone()))
+        None => Some(ReplayBlocker::NeverCreated(member.name.clone())),
+        Some(old) if member.unhooked && old.exit.is_none() => {
+            Some(ReplayBlocker::NotHeld(member.name.clone()))
         }
         Some(_) => duty(member),
     })
@@ -153,7 +151,7 @@ pub fn obstacle(start: Start, spec: Option<&PodSpec>, members: &[&Member]) -> Op
 pub fn inits_are_quick<'a>(
     inits: impl IntoIterator<Item = &'a ContainerStatus>,
     now: i64,
-) -> Result<(), Obstacle> {
+) -> Result<(), ReplayBlocker> {
     let took = inits.into_iter().map(|status| {
         // The exit of one that runs, to the runtime, may be held.
         let end = if status.finished_at == 0 {
@@ -165,7 +163,7 @@ pub fn inits_are_quick<'a>(
     });
     let took = took.sum();
     if took > INITS_LIMIT {
-        return Err(Obstacle::SlowInits(took));
+        return Err(ReplayBlocker::SlowInits(took));
     }
     Ok(())
 }
@@ -182,21 +180,21 @@ impl Default for Room {
 
 impl Room {
     /// Takes room for one more.
-    pub fn take(&self, config: &ContainerConfig) -> Result<(), Obstacle> {
+    pub fn take(&self, config: &ContainerConfig) -> Result<(), ReplayBlocker> {
         let bytes = config.encoded_len();
         let less = |room: usize| room.checked_sub(bytes);
         let taken = self.0.fetch_update(Relaxed, Relaxed, less);
-        taken.map(drop).map_err(|_| Obstacle::Large)
+        taken.map(drop).map_err(|_| ReplayBlocker::Large)
     }
 }
 
 /// All of what a container or a sandbox was made from.
-pub fn complete<T>(what: &str, recovered: Option<Recovered<T>>) -> Result<T, Obstacle> {
-    let recovered = recovered.ok_or_else(|| Obstacle::NotTold(what.to_owned()))?;
+pub fn complete<T>(what: &str, recovered: Option<Recovered<T>>) -> Result<T, ReplayBlocker> {
+    let recovered = recovered.ok_or_else(|| ReplayBlocker::NotTold(what.to_owned()))?;
     if recovered.is_complete() {
         Ok(recovered.config)
     } else {
-        Err(Obstacle::Lost(what.to_owned(), recovered.lost))
+        Err(ReplayBlocker::Lost(what.to_owned(), recovered.lost))
     }
 }
 
@@ -217,9 +215,9 @@ impl Attempt {
         mut config: ContainerConfig,
         restart: &RestartId,
         unique: u32,
-    ) -> Result<Self, Obstacle> {
+    ) -> Result<Self, ReplayBlocker> {
         let name = &status.name;
-        let unreadable = |what: &str| Obstacle::Lost(name.to_string(), vec![what.to_owned()]);
+        let unreadable = |what: &str| ReplayBlocker::Lost(name.to_string(), vec![what.to_owned()]);
         let Some(metadata) = &mut config.metadata else {
             return Err(unreadable("metadata"));
         };
@@ -265,7 +263,10 @@ fn fresh_termination_message(
 
 /// What the kubelet has resized it sets from the pod's spec at the next start. What its CPU and memory managers set
 /// goes on as it is now.
-fn take_resources(config: &mut ContainerConfig, status: &ContainerStatus) -> Result<(), Obstacle> {
+fn take_resources(
+    config: &mut ContainerConfig,
+    status: &ContainerStatus,
+) -> Result<(), ReplayBlocker> {
     let Some(now) = &status.resources else {
         return Ok(());
     };
@@ -281,7 +282,7 @@ fn take_resources(config: &mut ContainerConfig, status: &ContainerStatus) -> Res
         )
     };
     if sizes(now) != sizes(made) {
-        return Err(Obstacle::Resized(status.name.clone()));
+        return Err(ReplayBlocker::Resized(status.name.clone()));
     }
     made.cpuset_cpus.clone_from(&now.cpuset_cpus);
     made.cpuset_mems.clone_from(&now.cpuset_mems);
@@ -344,7 +345,7 @@ mod tests {
         let room = Room::default();
         room.take(&large).unwrap();
         room.take(&large).unwrap();
-        assert_eq!(room.take(&large), Err(Obstacle::Large));
+        assert_eq!(room.take(&large), Err(ReplayBlocker::Large));
         room.take(&sample()).unwrap();
     }
 
@@ -448,13 +449,13 @@ mod tests {
         assert_eq!(resources.cpuset_cpus, "2-3");
         status.resources.as_mut().unwrap().cpu_quota += 1;
         let refused = Attempt::after(&status, config.clone(), &restart(), 0);
-        assert_eq!(refused, Err(Obstacle::Resized("app".into())));
+        assert_eq!(refused, Err(ReplayBlocker::Resized("app".into())));
         config
             .annotations
             .insert(RESTART_COUNT.into(), "many".into());
         assert!(matches!(
             Attempt::after(&status, config, &restart(), 0),
-            Err(Obstacle::Lost(..))
+            Err(ReplayBlocker::Lost(..))
         ));
     }
 
@@ -467,7 +468,7 @@ mod tests {
                 id: "c1".into(),
                 exit: None,
             }),
-            bare: false,
+            unhooked: false,
             older: Vec::new(),
             startup_probe: false,
             placeholders: 0,
@@ -475,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn every_obstacle_is_seen_and_some_can_be_overruled() {
+    fn every_blocker_is_seen_and_some_can_be_overruled() {
         let pod = |part: Value| {
             let mut container = json!({"name": "app"});
             let fields = part.as_object().unwrap().clone();
@@ -488,15 +489,18 @@ mod tests {
         };
         let app = member("app", ContainerKind::Regular);
         let why = |start, part: Value, member: &Member| {
-            let found = obstacle(start, Some(&pod(part)), &[member]);
-            found.map(|obstacle| obstacle.to_string())
+            let found = blocker(start, Some(&pod(part)), &[member]);
+            found.map(|blocker| blocker.to_string())
         };
         assert_eq!(why(Start::Auto, json!({}), &app), None);
         assert_eq!(
             why(Start::Kubelet, json!({}), &app).unwrap(),
             "start: Kubelet"
         );
-        assert_eq!(obstacle(Start::Auto, None, &[&app]), Some(Obstacle::NoSpec));
+        assert_eq!(
+            blocker(Start::Auto, None, &[&app]),
+            Some(ReplayBlocker::NoSpec)
+        );
         let pull = json!({"imagePullPolicy": "Always"});
         assert_eq!(
             why(Start::Auto, pull.clone(), &app).unwrap(),
@@ -520,18 +524,18 @@ mod tests {
         );
         let probe = json!({"readinessProbe": {"exec": {"command": ["true"]}}});
         assert_eq!(why(Start::Auto, probe, &app), None);
-        let bare = Member {
-            bare: true,
+        let unhooked = Member {
+            unhooked: true,
             ..app.clone()
         };
         assert_eq!(
-            why(Start::Auto, json!({}), &bare).unwrap(),
+            why(Start::Auto, json!({}), &unhooked).unwrap(),
             "the exit of app cannot be held"
         );
         let spec = pod(json!({}));
-        let of = |count| obstacle(Start::Replay, Some(&spec), &vec![&app; count]);
+        let of = |count| blocker(Start::Replay, Some(&spec), &vec![&app; count]);
         assert_eq!(of(32), None);
-        assert_eq!(of(33), Some(Obstacle::Many(33)));
+        assert_eq!(of(33), Some(ReplayBlocker::Many(33)));
         let absent = Member { old: None, ..app };
         assert_eq!(
             why(Start::Auto, json!({}), &absent).unwrap(),
@@ -543,7 +547,7 @@ mod tests {
     fn a_container_that_had_ended_for_good_is_not_replayed_behind_init_containers() {
         let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": {"containers": [{"name": "app"}]}});
         let pod = PodSpec::from_pod(&serde_json::from_value(pod).unwrap(), "n").unwrap();
-        let why = |members: &[&Member]| obstacle(Start::Auto, Some(&pod), members);
+        let why = |members: &[&Member]| blocker(Start::Auto, Some(&pod), members);
         let init = member("init", ContainerKind::Init);
         let mut app = member("app", ContainerKind::Regular);
         assert_eq!(why(&[&init, &app]), None);
@@ -551,7 +555,10 @@ mod tests {
             id: "c1".into(),
             exit: Some(ExitCode(0)),
         });
-        assert_eq!(why(&[&init, &app]), Some(Obstacle::Completed("app".into())));
+        assert_eq!(
+            why(&[&init, &app]),
+            Some(ReplayBlocker::Completed("app".into()))
+        );
         assert_eq!(why(&[&app]), None);
         app.restart_policy = RestartPolicy::Always;
         assert_eq!(why(&[&init, &app]), None);

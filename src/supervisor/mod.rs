@@ -1,7 +1,7 @@
 //! Wires the rooms together and runs them.
 
 mod plugin;
-mod roster;
+mod registry;
 mod sole;
 mod stops;
 
@@ -27,10 +27,11 @@ use crate::nri::{Launched, NriError, Stub};
 use crate::report::Reporter;
 use crate::restart::driver::{Readers, Tools};
 use crate::restart::places::Places;
-use crate::restart::pod::{OLDEST_LIST, Shared};
+use crate::restart::pod::Shared;
 use crate::restart::record::{Record, Records, RecordsError};
+use crate::restart::times::OLDEST_LIST;
 pub(crate) use plugin::{Parts, Reprise};
-pub(crate) use roster::Roster;
+pub(crate) use registry::Registry;
 pub use sole::LockError;
 use sole::Sole;
 
@@ -160,42 +161,42 @@ async fn work(
         }),
     });
     let missed = Arc::new(Notify::new());
-    let roster = match client {
+    let registry = match client {
         Some(client) => {
             let (pods, changes) = Pods::watch(client.clone(), node);
-            let roster = Arc::new(Roster::new(tools, pods, pasts));
+            let registry = Arc::new(Registry::new(tools, pods, pasts));
             let features = kube::watch_features(client, node);
             tokio::spawn(follow_pods(
-                Arc::clone(&roster),
+                Arc::clone(&registry),
                 changes,
                 Arc::clone(&missed),
             ));
-            tokio::spawn(follow_features(Arc::clone(&roster), features));
-            roster
+            tokio::spawn(follow_features(Arc::clone(&registry), features));
+            registry
         }
-        None => Arc::new(Roster::new(tools, Pods::default(), pasts)),
+        None => Arc::new(Registry::new(tools, Pods::default(), pasts)),
     };
     if let Some(containerd) = containerd {
-        let (roster, missed) = (Arc::clone(&roster), Arc::clone(&missed));
-        tokio::spawn(follow_exits(roster, containerd, missed));
+        let (registry, missed) = (Arc::clone(&registry), Arc::clone(&missed));
+        tokio::spawn(follow_exits(registry, containerd, missed));
     }
     let hook_socket = config.run_dir.join("hook.sock");
     plugin.begin(Parts {
-        roster: Arc::clone(&roster),
+        registry: Arc::clone(&registry),
         records,
         hook: config.hook_path.clone(),
         hook_socket: hook_socket.clone(),
         missed: Arc::clone(&missed),
     });
     // Whoever holds must know what it holds: until then a predecessor's hooks find no socket and try again.
-    relist(&roster, left).await;
+    relist(&registry, left).await;
     let hooks = Server::bind(&hook_socket)?;
-    tokio::spawn(serve_hooks(hooks, hook_socket, Arc::clone(&roster), sole));
+    tokio::spawn(serve_hooks(hooks, hook_socket, Arc::clone(&registry), sole));
     // Nobody listens if the runtime launched this plugin: it could not wait.
     let _ = taken_over.send(());
     loop {
         missed.notified().await;
-        relist(&roster, Vec::new()).await;
+        relist(&registry, Vec::new()).await;
     }
 }
 
@@ -253,10 +254,12 @@ fn stub(
 }
 
 /// Answers hooks for ever, in a new place when the old one is taken away.
-async fn serve_hooks(mut hooks: Server, socket: PathBuf, roster: Arc<Roster>, mut sole: Sole) {
+async fn serve_hooks(mut hooks: Server, socket: PathBuf, registry: Arc<Registry>, mut sole: Sole) {
     loop {
-        let knocked = Arc::clone(&roster);
-        hooks.serve(move |knock| knocked.knock(&knock)).await;
+        let asked = Arc::clone(&registry);
+        hooks
+            .serve(move |request| asked.decide_hold(&request))
+            .await;
         tracing::warn!(socket = %socket.display(), "hooks find their socket no longer: opening it again");
         hooks = loop {
             if let Err(error) = sole.renew() {
@@ -274,10 +277,10 @@ async fn serve_hooks(mut hooks: Server, socket: PathBuf, roster: Arc<Roster>, mu
 }
 
 /// Compares with the runtime, trying until it has answered.
-async fn relist(roster: &Roster, records: Vec<Record>) {
+async fn relist(registry: &Registry, records: Vec<Record>) {
     let mut said = false;
     loop {
-        match timeout(OLDEST_LIST, roster.relist(records.clone())).await {
+        match timeout(OLDEST_LIST, registry.relist(records.clone())).await {
             Ok(Ok(())) => return,
             Ok(Err(error)) => say_once(&mut said, &error),
             Err(_) => {
@@ -295,35 +298,35 @@ fn say_once(said: &mut bool, error: &CriError) {
 }
 
 async fn follow_pods(
-    roster: Arc<Roster>,
+    registry: Arc<Registry>,
     mut changes: mpsc::UnboundedReceiver<PodChange>,
     missed: Arc<Notify>,
 ) {
     while let Some(change) = changes.recv().await {
-        if roster.pod_changed(change) {
+        if registry.pod_changed(change) {
             missed.notify_one();
         }
     }
 }
 
 async fn follow_features(
-    roster: Arc<Roster>,
+    registry: Arc<Registry>,
     mut features: watch::Receiver<Option<KubeletFeatures>>,
 ) {
     // Ends with the watch, which ends with the process.
     while features.changed().await.is_ok() {
         let native = *features.borrow_and_update();
         if let Some(native) = native {
-            roster.features_changed(native);
+            registry.features_changed(native);
         }
     }
 }
 
-async fn follow_exits(roster: Arc<Roster>, containerd: Containerd, missed: Arc<Notify>) {
+async fn follow_exits(registry: Arc<Registry>, containerd: Containerd, missed: Arc<Notify>) {
     let mut exits = containerd.exits();
     while let Some(news) = exits.next().await {
         match news {
-            ExitFeed::Exit(exit) => roster.ended(&exit.container, Some(exit.code)),
+            ExitFeed::Exit(exit) => registry.ended(&exit.container, Some(exit.code)),
             ExitFeed::Connected => missed.notify_one(),
             ExitFeed::Lost(error) => tracing::debug!(%error, "the stream of exits broke"),
         }

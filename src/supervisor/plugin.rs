@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep, timeout};
 
-use super::roster::{Roster, Sighting};
+use super::registry::{Registry, Sighting};
 use crate::cri::CONTAINER_NAME;
 use crate::exit_hold::hook::HookArgs;
 use crate::ids::{ContainerId, ContainerName, ExitCode, SandboxId};
@@ -43,12 +43,12 @@ pub struct Reprise {
 #[derive(Debug)]
 pub struct Parts {
     /// The pods with rules.
-    pub roster: Arc<Roster>,
+    pub registry: Arc<Registry>,
     /// Where the hooks' markers are.
     pub records: Records,
     /// Our executable, where the runtime finds it.
     pub hook: PathBuf,
-    /// Where the hooks knock.
+    /// Where the hooks ask.
     pub hook_socket: PathBuf,
     /// Wakes whoever compares with the runtime's lists: not from inside a handler, which would deadlock.
     pub missed: Arc<Notify>,
@@ -79,13 +79,13 @@ impl Reprise {
         Arc::clone(&self.gate)
     }
 
-    fn roster(&self) -> Option<&Roster> {
-        self.parts.get().map(|parts| &*parts.roster)
+    fn registry(&self) -> Option<&Registry> {
+        self.parts.get().map(|parts| &*parts.registry)
     }
 
     fn driver(&self, pod: &PodSandbox) -> Option<Arc<Driver>> {
         let sandbox = SandboxId::from(pod.id.as_str());
-        self.roster()?.adopt(&Sighting {
+        self.registry()?.adopt(&Sighting {
             sandbox: &sandbox,
             uid: &pod.uid,
             namespace: &pod.namespace,
@@ -97,7 +97,9 @@ impl Reprise {
 
     /// Takes note of a container of a pod with rules.
     fn note(&self, driver: &Arc<Driver>, container: &Container) {
-        let Some(roster) = self.roster() else { return };
+        let Some(registry) = self.registry() else {
+            return;
+        };
         let instance = Instance {
             name: name(container),
             state: InstanceState::Created,
@@ -108,7 +110,7 @@ impl Reprise {
             listed: false,
             hooked: Some(is_hooked(container)),
         };
-        roster.created(driver, id(container), instance);
+        registry.created(driver, id(container), instance);
     }
 }
 
@@ -182,10 +184,12 @@ impl Plugin for Reprise {
     /// `internal/nri/nri.go` 2.3). So what is held is released first, and what is being stopped has stopped (see
     /// [`super::stops`]). Where there is always one pod or another that holds, it is left at that: no hook waits for long.
     async fn connecting(&self) {
-        let Some(roster) = self.roster() else { return };
-        roster.until_stops_are_over().await;
+        let Some(registry) = self.registry() else {
+            return;
+        };
+        registry.until_stops_are_over().await;
         let released = async {
-            while roster.holds() {
+            while registry.holds() {
                 sleep(RELEASE_INTERVAL).await;
             }
         };
@@ -200,8 +204,8 @@ impl Plugin for Reprise {
 
     async fn synchronize(&self, _pods: Vec<PodSandbox>, _containers: Vec<Container>) {
         self.gate.set(true);
-        if let Some(roster) = self.roster() {
-            roster.reconnected();
+        if let Some(registry) = self.registry() {
+            registry.reconnected();
         }
         // Exited containers are not in it: the CRI's lists are.
         if let Some(parts) = self.parts.get() {
@@ -251,20 +255,20 @@ impl Plugin for Reprise {
     async fn stop_container(&self, _pod: PodSandbox, container: Container) {
         // Also sent when a stop begins, and before containerd 2.3 without saying so.
         let stopped = container.state.enum_value() == Ok(ContainerState::CONTAINER_STOPPED);
-        if let Some(roster) = self.roster().filter(|_| stopped) {
-            roster.ended(&id(&container), Some(ExitCode(container.exit_code)));
+        if let Some(registry) = self.registry().filter(|_| stopped) {
+            registry.ended(&id(&container), Some(ExitCode(container.exit_code)));
         }
     }
 
     async fn remove_container(&self, _pod: PodSandbox, container: Container) {
-        if let Some(roster) = self.roster() {
-            roster.removed(&id(&container));
+        if let Some(registry) = self.registry() {
+            registry.removed(&id(&container));
         }
     }
 
     async fn stop_pod_sandbox(&self, pod: PodSandbox) {
-        if let Some(roster) = self.roster() {
-            roster.sandbox_stopped(&pod.id.as_str().into());
+        if let Some(registry) = self.registry() {
+            registry.sandbox_stopped(&pod.id.as_str().into());
         }
     }
 

@@ -1,15 +1,14 @@
 //! How much of one pod is done at once: each call makes the runtime run processes, and a pod may have hundreds of containers.
 
 use std::pin::pin;
-use std::time::Duration;
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
+use crate::restart::times::TURN;
+
 /// Calls of one kind.
 const AT_ONCE: usize = 8;
-/// Where a call waits for a container to end, the work is done by then.
-const TURN: Duration = Duration::from_millis(250);
 
 /// The calls of one pod, by kind: none waits for calls that wait for it.
 #[derive(Debug)]
@@ -58,6 +57,7 @@ async fn in_turn<T>(turns: &Semaphore, call: impl Future<Output = T>) -> T {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
+    use std::time::Duration;
 
     use futures::future::join_all;
     use tokio::time::{Instant, sleep};

@@ -28,7 +28,7 @@ use super::pod::{Known, Pod, Shared};
 use super::record::{Record, Records};
 use crate::clock::{Clock, Moment};
 use crate::cri::{self, Containerd};
-use crate::exit_hold::{Answer, Knock};
+use crate::exit_hold::{HoldDecision, HoldRequest};
 use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity};
 use crate::kube::{KubeletFeatures, Manifest, PodSpec, StaticPods};
 use crate::node::Instance;
@@ -207,7 +207,7 @@ impl Driver {
         });
     }
 
-    /// Whether exits of this pod are held, or will be as soon as their hooks knock again.
+    /// Whether exits of this pod are held, or will be as soon as their hooks ask again.
     #[must_use]
     pub fn holds(&self) -> bool {
         let state = self.lock();
@@ -300,15 +300,15 @@ impl Driver {
     }
 
     /// A hook asks whether the exit of this container may be seen.
-    pub fn knock(self: &Arc<Self>, knock: &Knock) -> Answer {
-        let id = &knock.container;
+    pub fn decide_hold(self: &Arc<Self>, request: &HoldRequest) -> HoldDecision {
+        let id = &request.container;
         self.with(|state, now| {
-            if !state.pod.knock(id, knock.waited, now) {
-                return Answer::Go;
+            if !state.pod.decide_hold(id, request.waited, now) {
+                return HoldDecision::Go;
             }
             let (release, released) = oneshot::channel();
             state.waiting.insert(id.clone(), release);
-            Answer::Wait(released)
+            HoldDecision::Wait(released)
         })
     }
 
@@ -320,7 +320,7 @@ impl Driver {
     /// What was in the runtime at `asked`, no longer than [`OLDEST_LIST`] ago, whatever was heard before.
     /// `begun`: a restart that a predecessor left; `sweep`: what belongs to no restart is a leftover.
     ///
-    /// [`OLDEST_LIST`]: super::pod::OLDEST_LIST
+    /// [`OLDEST_LIST`]: super::times::OLDEST_LIST
     pub fn relisted(
         self: &Arc<Self>,
         found: Vec<(ContainerId, Instance)>,

@@ -18,27 +18,13 @@ use crate::report::Story;
 use crate::restart::machine::{Effect, Event, Outcome};
 use crate::restart::plan::{Plan, Starter, Trigger, Way};
 use crate::restart::pod::{Command, Pod, Saying};
-
-/// An exit that no hook has announced by then may not be held: the container was made before the plugin, or its hook did
-/// not run. On a busy node the hook may come even later.
-const HOOK_LIMIT: Duration = Duration::from_secs(1);
-/// The exit event is sent before the hook runs; one that is this late was lost, or came before this process.
-const EVENT_LIMIT: Duration = Duration::from_millis(300);
-/// How long the kills wait for the pod's condition to be set.
-const ANNOUNCE_LIMIT: Duration = Duration::from_millis(150);
-/// Between two looks for an exit whose hook is late.
-const HOOK_INTERVAL: Duration = Duration::from_millis(200);
-/// Between two tries of a call that failed.
-const RETRY_INTERVAL: Duration = Duration::from_millis(100);
-/// Between two looks for placeholders of whose removal nobody would tell.
-const SHIELDS_INTERVAL: Duration = Duration::from_millis(200);
-/// The runtime's answer to a stop, beyond the grace period.
-const STOP_LIMIT: Duration = Duration::from_secs(10);
-/// How long one removal is tried before it is tried afresh.
-const REMOVE_LIMIT: Duration = Duration::from_secs(30);
+use crate::restart::times::{
+    ANNOUNCE_LIMIT, EVENT_LIMIT, HOOK_INTERVAL, HOOK_LIMIT, REMOVE_LIMIT, RETRY_INTERVAL,
+    SHIELDS_INTERVAL, STOP_LIMIT,
+};
 
 impl Driver {
-    /// Carries out what has been decided since the last time, and lets go what is held no longer: together and now, for
+    /// Carries out what has been decided since the last time, and releases what is held no longer: together and now, for
     /// the kubelet is to see all exits as one event.
     pub(super) fn settle(self: &Arc<Self>, state: &mut State) {
         let State { pod, waiting, .. } = state;
@@ -73,7 +59,7 @@ impl Driver {
         let (reporter, pod) = (&self.tools.reporter, &self.pod.key);
         match saying {
             Saying::Restarting(plan) => reporter.restarting(&story(&plan)),
-            Saying::HandedOver(restart, why) => {
+            Saying::FellBack(restart, why) => {
                 tracing::warn!(%pod, %restart, why, "handing the start over to the kubelet");
             }
             Saying::BegunAnew(restart, again) => {
@@ -126,7 +112,7 @@ impl Driver {
             Effect::Remove(id) => self.sweep(id),
             Effect::Finish(outcome) => self.finish(outcome).await,
             // Done at once in `apply`.
-            Effect::Release(_) | Effect::Again | Effect::HandOver(_) => {}
+            Effect::Release(_) | Effect::Again | Effect::FallBack(_) => {}
         }
     }
 
@@ -206,7 +192,7 @@ impl Driver {
     }
 
     async fn make_placeholder(self: Arc<Self>, name: ContainerName, like: ContainerId) {
-        let Some(round) = self.lock().pod.round() else {
+        let Some(generation) = self.lock().pod.generation() else {
             return;
         };
         let mut said = false;
@@ -221,7 +207,10 @@ impl Driver {
             let turn = self.bounds.to_make().await;
             let began = Instant::now();
             let cri = &self.tools.cri;
-            let made = self.placeholders.make(cri, &name, &like, &round.0).await;
+            let made = self
+                .placeholders
+                .make(cri, &name, &like, &generation.0)
+                .await;
             drop(turn);
             match made {
                 Ok(id) => {
@@ -230,8 +219,8 @@ impl Driver {
                     if let Some(from) = from {
                         sleep_until(from.into()).await;
                     }
-                    let stands =
-                        self.tell(|pod, now| pod.placeholder_made(name.clone(), id, &round, now));
+                    let stands = self
+                        .tell(|pod, now| pod.placeholder_made(name.clone(), id, &generation, now));
                     // Otherwise somebody has removed it meanwhile.
                     if stands {
                         return;
@@ -240,7 +229,7 @@ impl Driver {
                 Err(CriError::Gone { .. }) => return self.feed(Event::Gone(like)),
                 Err(error) => {
                     if !std::mem::replace(&mut said, true) {
-                        tracing::warn!(pod = %self.pod.key, container = %name, %error, "could not make a placeholder, trying until it stands or the exit is let go");
+                        tracing::warn!(pod = %self.pod.key, container = %name, %error, "could not make a placeholder, trying until it stands or the exit is released");
                     }
                     sleep(RETRY_INTERVAL).await;
                     if !self.lock().pod.still_holds(&like) {
@@ -331,7 +320,7 @@ impl Driver {
         status.is_ok_and(|status| status.state == ContainerState::Running)
     }
 
-    /// The exit event of a container whose hook waits is missing: asks the runtime, and lets go if it does not
+    /// The exit event of a container whose hook waits is missing: asks the runtime, and releases the exit if it does not
     /// know either.
     async fn ask_for_code(self: Arc<Self>, id: ContainerId) {
         sleep(EVENT_LIMIT).await;

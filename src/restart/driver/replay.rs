@@ -19,9 +19,10 @@ use crate::ids::{ContainerId, ContainerName};
 use crate::kube::ContainerKind;
 use crate::node::now_ns;
 use crate::restart::machine::Event;
-use crate::restart::places::{LONGEST_WAIT, Turn};
+use crate::restart::places::Turn;
 use crate::restart::plan::{Plan, RestartId};
-use crate::restart::replay::{Attempt, Obstacle, Room, complete, inits_are_quick, log_link};
+use crate::restart::replay::{Attempt, ReplayBlocker, Room, complete, inits_are_quick, log_link};
+use crate::restart::times::LONGEST_WAIT;
 
 /// What a restart is replayed from.
 #[derive(Debug)]
@@ -64,7 +65,7 @@ impl Driver {
             Ok(None)
         } else {
             let turn = timeout(LONGEST_WAIT, self.tools.shared.places.turn()).await;
-            turn.map(Some).map_err(|_| Obstacle::Busy)
+            turn.map(Some).map_err(|_| ReplayBlocker::Busy)
         };
         if !self.lock().pod.may_still_replay(&plan.id) {
             return;
@@ -81,14 +82,14 @@ impl Driver {
                 state.replay = Some(Arc::new(replay));
                 state.turn = turn;
             });
-            let result = result.map_err(|obstacle| obstacle.to_string());
+            let result = result.map_err(|blocker| blocker.to_string());
             state.pod.feed(Event::Recovered(result), now);
         });
     }
 
-    async fn replay_of(&self, plan: &Plan) -> Result<Replay, Obstacle> {
+    async fn replay_of(&self, plan: &Plan) -> Result<Replay, ReplayBlocker> {
         let cri = &self.tools.cri;
-        let failed = |error: CriError| Obstacle::Failed(error.to_string());
+        let failed = |error: CriError| ReplayBlocker::Failed(error.to_string());
         let olds = plan.members.iter().filter_map(|it| it.old.as_ref());
         let room = Room::default();
         let containers = try_join_all(olds.map(async |old| {
@@ -112,7 +113,7 @@ impl Driver {
         });
         Ok(Replay {
             restart: plan.id.clone(),
-            attempts: attempts.collect::<Result<_, Obstacle>>()?,
+            attempts: attempts.collect::<Result<_, ReplayBlocker>>()?,
             sandbox: complete("the sandbox", sandbox.await.map_err(failed)?)?,
         })
     }

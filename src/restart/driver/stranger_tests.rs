@@ -37,8 +37,8 @@ fn shared(start: Start) -> Arc<Shared> {
     })
 }
 
-pub(crate) fn knock(container: &str) -> Knock {
-    Knock {
+pub(crate) fn hold_request(container: &str) -> HoldRequest {
+    HoldRequest {
         container: container.into(),
         waited: Duration::ZERO,
     }
@@ -92,8 +92,8 @@ async fn exits_are_held_until_the_annotations_have_been_read() {
         let driver = driver(&tools, &long, false);
         assert!(driver.is_to_have_hook(&"a".into()), "{rules}");
         driver.ended(&"c1".into(), Some(ExitCode(42)));
-        let Answer::Wait(released) = driver.knock(&knock("c1")) else {
-            panic!("{rules}: the exit is let go before anybody knows what it means");
+        let HoldDecision::Wait(released) = driver.decide_hold(&hold_request("c1")) else {
+            panic!("{rules}: the exit is released before anybody knows what it means");
         };
         drop(turn);
         driver.until_read().await;
@@ -113,7 +113,10 @@ async fn options_without_rules_ask_for_no_hook() {
     let long = format!("start: Replay{}", " ".repeat(Readers::USUAL));
     let driver = spawn(&tools, &[(OPTIONS.0, &long)], false);
     assert!(!driver.is_to_have_hook(&"a".into()));
-    assert!(matches!(driver.knock(&knock("c1")), Answer::Go));
+    assert!(matches!(
+        driver.decide_hold(&hold_request("c1")),
+        HoldDecision::Go
+    ));
 }
 
 #[tokio::test]
@@ -139,7 +142,7 @@ async fn a_static_pod_restarts_again_when_its_manifest_is_back() {
     until(&driver, Pod::has_manifest).await;
 
     fs::rename(&path, &away).unwrap();
-    let Answer::Wait(released) = driver.knock(&knock("c1")) else {
+    let HoldDecision::Wait(released) = driver.decide_hold(&hold_request("c1")) else {
         panic!("nobody knows yet that the pod is over");
     };
     driver.ended(&"c1".into(), Some(ExitCode(42)));
@@ -149,7 +152,10 @@ async fn a_static_pod_restarts_again_when_its_manifest_is_back() {
     fs::rename(&away, &path).unwrap();
     driver.created("c2".into(), Instance::running("a"));
     driver.ended(&"c2".into(), Some(ExitCode(42)));
-    assert!(matches!(driver.knock(&knock("c2")), Answer::Wait(_)));
+    assert!(matches!(
+        driver.decide_hold(&hold_request("c2")),
+        HoldDecision::Wait(_)
+    ));
     until(&driver, |pod| pod.machine().is_some()).await;
 }
 
@@ -168,9 +174,9 @@ async fn a_pod_is_not_replayed_where_the_node_leaves_the_start_to_the_kubelet() 
         let driver = driver(&tools, RULE, false);
         driver.until_read().await;
         driver.spec_changed(Arc::new(spec.unwrap()));
-        let waits = driver.knock(&knock("c1"));
+        let waits = driver.decide_hold(&hold_request("c1"));
         driver.ended(&"c1".into(), Some(ExitCode(42)));
-        assert!(matches!(waits, Answer::Wait(_)));
+        assert!(matches!(waits, HoldDecision::Wait(_)));
         let state = driver.lock();
         state.pod.plan().unwrap().starter.clone()
     };

@@ -72,18 +72,18 @@ impl Place {
     }
 }
 
-fn knock(driver: &Arc<Driver>, id: &str) -> Answer {
-    driver.knock(&Knock {
+fn ask(driver: &Arc<Driver>, id: &str) -> HoldDecision {
+    driver.decide_hold(&HoldRequest {
         container: id.into(),
         waited: Duration::ZERO,
     })
 }
 
 /// A restart that `a` has asked for.
-fn begin(driver: &Arc<Driver>) -> Answer {
+fn begin(driver: &Arc<Driver>) -> HoldDecision {
     driver.created("a-0".into(), Instance::running("a"));
     driver.created("b-0".into(), Instance::running("b"));
-    let answer = knock(driver, "a-0");
+    let answer = ask(driver, "a-0");
     driver.ended(&"a-0".into(), Some(ExitCode(42)));
     assert!(driver.is_busy());
     answer
@@ -114,7 +114,7 @@ async fn a_hold_is_as_old_as_it_is_whatever_the_clock_on_the_wall_is_set_to() {
         let _answer = begin(&driver);
         place.clock.pass(Duration::from_secs(4));
         place.clock.set_wall(wall);
-        driver.tell(|pod, now| pod.hand_over("a test".into(), now));
+        driver.tell(|pod, now| pod.fall_back("a test".into(), now));
         // 6.5 s less 4 s.
         let left = left(&driver);
         assert!(is_about(left, 2.5), "{wall}: {left:?}");
@@ -137,7 +137,7 @@ async fn a_back_off_is_as_long_as_it_was_meant_to_be_whatever_the_clock_on_the_w
         assert_eq!(with_plan(&driver, |plan| plan.back_off_ms), 10_000);
         place.clock.pass(Duration::from_secs(4));
         place.clock.set_wall(wall);
-        driver.tell(|pod, now| pod.hand_over("a test".into(), now));
+        driver.tell(|pod, now| pod.fall_back("a test".into(), now));
         assert_eq!(with_plan(&driver, |plan| plan.back_off_ms), 6_000);
 
         let plan = with_plan(&driver, Plan::clone);
@@ -157,7 +157,7 @@ async fn a_back_off_is_as_long_as_it_was_meant_to_be_whatever_the_clock_on_the_w
 }
 
 #[tokio::test]
-async fn a_replay_that_is_handed_over_leaves_what_the_kubelet_is_about_to_start() {
+async fn a_replay_that_falls_back_leaves_what_the_kubelet_is_about_to_start() {
     let place = Place::new();
     let driver = place.driver().await;
     let _answer = begin(&driver);
@@ -169,7 +169,7 @@ async fn a_replay_that_is_handed_over_leaves_what_the_kubelet_is_about_to_start(
         };
         driver.created(id.into(), made);
     }
-    driver.tell(|pod, now| pod.hand_over("a test".into(), now));
+    driver.tell(|pod, now| pod.fall_back("a test".into(), now));
     assert!(!driver.knows(&"a-1".into()));
     assert!(driver.knows(&"b-1".into()));
 }
@@ -179,7 +179,7 @@ async fn a_hold_whose_hook_has_given_up_keeps_nobody_waiting() {
     let place = Place::new();
     let driver = place.driver().await;
     driver.created("a-0".into(), Instance::running("a"));
-    let Answer::Wait(hook) = knock(&driver, "a-0") else {
+    let HoldDecision::Wait(hook) = ask(&driver, "a-0") else {
         panic!("it is not held")
     };
     assert!(driver.holds());

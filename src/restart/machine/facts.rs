@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use super::Machine;
 use super::progress::{NewState, OldState, Progress};
-use super::terms::{Effect, Outcome, Phase, WAKER};
-use crate::ids::{ContainerName, ExitCode};
+use super::terms::{Effect, Found, Outcome, Phase, WAKER};
+use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::restart::plan::{Member, Way};
 
@@ -28,8 +28,11 @@ impl Machine {
         self.placeholders_like(index, self.lacks_placeholders(index))
     }
 
-    /// How many placeholders it lacks.
+    /// How many placeholders it lacks. One that is newer than an attempt that runs would hide it.
     pub(super) fn lacks_placeholders(&self, index: usize) -> usize {
+        if self.progress[index].new != NewState::None {
+            return 0;
+        }
         let standing = self.progress[index].placeholders.len();
         usize::from(self.plan.members[index].placeholders).saturating_sub(standing)
     }
@@ -101,12 +104,11 @@ impl Machine {
         };
         match self.phase {
             _ if self.needs_no_shield(index) => false,
+            _ if self.progress[index].new != NewState::None => false,
             Phase::Down => !self.replays(),
             Phase::Shielded => true,
-            Phase::Up => {
-                self.plan.way == Way::Shielded && self.progress[index].new == NewState::None
-            }
-            Phase::Replay => self.shields_unstarted(index),
+            Phase::Up => self.plan.way == Way::Shielded,
+            Phase::Replay => self.shields_unstarted(),
             Phase::Clear | Phase::Over => false,
         }
     }
@@ -118,7 +120,7 @@ impl Machine {
     }
 
     pub(super) fn shields_stand(&self) -> bool {
-        (0..self.progress.len()).all(|index| !self.is_bare(index))
+        (0..self.progress.len()).all(|index| !self.lacks_shield(index))
     }
 
     pub(super) fn is_guard(&self, index: usize) -> bool {
@@ -127,15 +129,15 @@ impl Machine {
 
     pub(super) fn guard_stands(&self) -> bool {
         let guard = self.index_of(&self.plan.guard);
-        guard.is_none_or(|guard| !self.is_bare(guard))
+        guard.is_none_or(|guard| !self.lacks_shield(guard))
     }
 
     /// Whether its shields are missing. What is gone cannot be copied, and shows nothing that a shield could hide.
-    pub(super) fn is_bare(&self, index: usize) -> bool {
+    pub(super) fn lacks_shield(&self, index: usize) -> bool {
         !self.progress[index].old_is_gone() && self.lacks_placeholders(index) > 0
     }
 
-    /// Whether it was removed in the round before this one, with what shielded it.
+    /// Whether it was removed in the generation before this one, with what shielded it.
     pub(super) fn guard_is_gone(&self) -> bool {
         let index = self.index_of(&self.plan.guard);
         index.is_none_or(|index| {
@@ -260,11 +262,33 @@ impl Machine {
 
     /// Whether a container runs that the gate would not have admitted.
     pub(super) fn intruded(&self) -> bool {
+        let may_run =
+            |index| self.is_turn_of(index) && (self.phase == Phase::Up || self.is_begun(index));
         self.plan.way != Way::Shielded
             && self.phase != Phase::Replay
             && (0..self.progress.len()).any(|index| {
                 let runs = matches!(self.progress[index].new, NewState::Running(_));
-                runs && (self.phase != Phase::Up || !self.is_turn_of(index))
+                runs && !may_run(index)
+            })
+    }
+
+    /// Whether the kubelet has begun with this init container while no plugin was there.
+    fn is_begun(&self, index: usize) -> bool {
+        self.begun && self.plan.members[index].kind == ContainerKind::Init
+    }
+
+    /// Whether the kubelet has begun with the first init container since the restart was decided: it has recorded what it
+    /// saw before. Sidecars it starts again at any time.
+    pub(super) fn kubelet_has_begun(&self, found: &[Found]) -> bool {
+        let decided = i128::from(self.plan.decided_at_ms) * 1_000_000;
+        let since = |id: &ContainerId| {
+            let found = found.iter().find(|it| it.id == *id);
+            found.is_some_and(|it| i128::from(it.created_at) >= decided)
+        };
+        self.plan.ordered
+            && self.inits().any(|(_, it)| match &it.new {
+                NewState::Running(id) | NewState::Ended(id, _) => since(id),
+                NewState::None => false,
             })
     }
 }

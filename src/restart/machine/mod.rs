@@ -24,6 +24,10 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use super::plan::{Old, Plan, Starter, Way};
+use super::times::{
+    AGAIN_LIMIT, CLEAR_LIMIT, DOWN_LIMIT, KEPT_TIME, LAST_MOMENT, RECORD_LIMIT, RELIST_INTERVAL,
+    TELL_TIME, UP_LIMIT, time_of_relist,
+};
 use crate::exit_hold;
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::ContainerKind;
@@ -49,6 +53,8 @@ pub struct Machine {
     last_moment: Option<Duration>,
     /// The guard's creation was refused after the release: the kubelet has recorded the shields.
     recorded: bool,
+    /// The kubelet has begun with the init containers while no plugin was there.
+    begun: bool,
     told: Told,
     /// The running containers have been told to stop.
     killed: bool,
@@ -73,7 +79,7 @@ struct Told {
 }
 
 impl Machine {
-    /// Begins the restart. `held`: exits that are held already; `before`: a restart that this one replaces, or a round
+    /// Begins the restart. `held`: exits that are held already; `before`: a restart that this one replaces, or a generation
     /// of this one, whose placeholders may still stand; `ran`: for how long the oldest of the containers has run;
     /// `spent`: for how long the first exit has been held.
     #[must_use]
@@ -167,6 +173,7 @@ impl Machine {
         };
         let mut machine = Self::new(plan, phase, progress, deadline);
         machine.start_at = (now < start_at).then_some(start_at);
+        machine.begun = machine.kubelet_has_begun(found);
         let waker = found
             .iter()
             .find(|it| it.maker == Maker::Placeholder && it.name == WAKER.into());
@@ -181,7 +188,7 @@ impl Machine {
             let members = machine.plan.members.iter();
             machine.replay.asked = members.map(|it| it.name.clone()).collect();
             effects.extend(if elapsed < AGAIN_LIMIT && !machine.is_seen() {
-                machine.hand_over(why.into())
+                machine.fall_back(why.into())
             } else {
                 machine.leave_rest(now)
             });
@@ -222,6 +229,7 @@ impl Machine {
             unseen_until: None,
             last_moment: Some(LAST_MOMENT),
             recorded: false,
+            begun: false,
             told: Told::default(),
             killed: false,
             replay: Replay::default(),
@@ -271,10 +279,11 @@ impl Machine {
     /// Whether the exit of this container belongs to the restart and must stay unseen for now.
     #[must_use]
     pub fn holds(&self, id: &ContainerId) -> bool {
-        let let_go =
-            |index| self.is_let_go(index) || (self.phase == Phase::Clear && self.goes_first(index));
+        let released = |index| {
+            self.is_released(index) || (self.phase == Phase::Clear && self.goes_first(index))
+        };
         let index = self.index_of_old(id);
-        let waits = index.is_some_and(|index| !let_go(index));
+        let waits = index.is_some_and(|index| !released(index));
         self.is_holding() && waits
     }
 
@@ -374,7 +383,7 @@ impl Machine {
     }
 
     /// Whether the kubelet may create a container of that name now.
-    pub fn attempt(&mut self, now: Instant, name: &ContainerName) -> (Verdict, Vec<Effect>) {
+    pub fn admit_create(&mut self, now: Instant, name: &ContainerName) -> (Verdict, Vec<Effect>) {
         let Some(index) = self.index_of(name) else {
             // Not part of the restart: an ephemeral container, or action Restart of another one.
             return (Verdict::Admit, Vec::new());
@@ -431,7 +440,7 @@ impl Machine {
                 }
                 true
             }
-            Phase::Shielded if self.recorded && self.start_at.is_none() => {
+            Phase::Shielded if (self.recorded || self.begun) && self.start_at.is_none() => {
                 self.enter(Phase::Clear, now, effects);
                 effects.extend(self.removals());
                 true
@@ -510,8 +519,8 @@ impl Machine {
             return;
         }
         // What is gone the kubelet starts, what it has seen exit under Never it does not.
-        let bare = (0..self.progress.len()).filter(|&index| self.is_bare(index));
-        let bare: Vec<Effect> = bare.flat_map(|index| self.removals_of(index)).collect();
+        let exposed = (0..self.progress.len()).filter(|&index| self.lacks_shield(index));
+        let exposed: Vec<Effect> = exposed.flat_map(|index| self.removals_of(index)).collect();
         effects.extend(self.announce_down());
         match self.plan.way {
             Way::Kept => {
@@ -528,7 +537,7 @@ impl Machine {
             Way::Shielded => {
                 self.enter(Phase::Up, now, effects);
                 effects.push(Effect::Release(self.olds()));
-                effects.extend(bare);
+                effects.extend(exposed);
             }
             // The kubelet has nothing to record that it could be seen to have recorded.
             Way::Cleared if self.guard_is_gone() || !self.guard_stands() => {
@@ -552,9 +561,7 @@ impl Machine {
         self.deadline = match phase {
             Phase::Shielded => start + RECORD_LIMIT,
             // Under Kept the regular containers' exits are still held.
-            Phase::Clear if self.plan.way == Way::Kept => {
-                self.deadline.max(now) + Duration::from_millis(500)
-            }
+            Phase::Clear if self.plan.way == Way::Kept => self.deadline.max(now) + KEPT_TIME,
             Phase::Clear => now + CLEAR_LIMIT,
             Phase::Replay => self.deadline,
             Phase::Down | Phase::Up | Phase::Over => start + UP_LIMIT,
@@ -575,7 +582,7 @@ impl Machine {
     }
 
     /// Containers run that were not to start yet: the gate was not there. The kubelet will not run init
-    /// containers while a regular one runs, so nothing but another round leads to the start order.
+    /// containers while a regular one runs, so nothing but another generation leads to the start order.
     fn again(&mut self, recent: bool, now: Instant) -> Vec<Effect> {
         if recent && self.plan.again < MOST_AGAIN {
             self.phase = Phase::Over;

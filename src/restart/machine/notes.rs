@@ -4,8 +4,9 @@ use std::time::Instant;
 
 use super::Machine;
 use super::progress::{NewState, OldState};
-use super::terms::{Effect, Phase, SHIELD_TIME};
+use super::terms::{Effect, Phase};
 use crate::ids::{ContainerId, ContainerName, ExitCode};
+use crate::restart::times::SHIELD_TIME;
 
 impl Machine {
     pub(super) fn index_of(&self, name: &ContainerName) -> Option<usize> {
@@ -34,7 +35,7 @@ impl Machine {
             .is_some_and(|index| self.progress[index].old == Some(OldState::Exited))
     }
 
-    /// Those from before the restart. A replay that was handed over has made old ones older.
+    /// Those from before the restart. A replay that fell back has made old ones older.
     pub(super) fn attempts_of(&self, index: usize) -> impl Iterator<Item = ContainerId> {
         let older = self.plan.members[index].older.iter().cloned();
         self.old_id(index).into_iter().chain(older)

@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use super::terms::{Found, FoundState, time_of_step};
+use super::terms::{Found, FoundState};
 use crate::ids::{ContainerId, ExitCode};
 use crate::node::Maker;
 use crate::restart::plan::{Member, Old};
+use crate::restart::times::time_of_step;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OldState {

@@ -5,12 +5,11 @@ use std::time::Instant;
 
 use super::Machine;
 use super::progress::{NewState, OldState, Progress};
-use super::terms::{
-    BURST_LIMIT, Effect, FALLBACK_TIME, IN_FLIGHT_LIMIT, Outcome, Phase, REST_OF_HOLD, UP_LIMIT,
-};
+use super::terms::{Effect, Outcome, Phase};
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::restart::plan::{Member, Starter, Way};
+use crate::restart::times::{BURST_LIMIT, FALLBACK_TIME, IN_FLIGHT_LIMIT, REST_OF_HOLD, UP_LIMIT};
 
 /// How long it may take.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -111,7 +110,7 @@ impl Machine {
         } else if let Some(index) = failed {
             // With its back-off, and in its own time.
             let why = format!("{} failed", self.plan.members[index].name);
-            effects.extend(self.hand_over(why));
+            effects.extend(self.fall_back(why));
         } else if let Some(why) = self.replay.failure.take() {
             effects.extend(self.give_up(why, now));
         } else if self.has_all_begun() {
@@ -120,15 +119,20 @@ impl Machine {
             } else if late || self.is_unshielded() {
                 effects.extend(self.finish(Outcome::Completed));
             }
-        } else if late && self.last_init_runs() && !self.replay.released {
-            // The kubelet sees it run and waits for it, under every policy.
-            self.replay.released = true;
-            self.deadline = now + UP_LIMIT;
-            effects.push(Effect::Release(self.olds()));
-            // When it has ended, the kubelet may look before any of the others has started.
-            let mut shields = self.shields_wanted();
-            shields.truncate(1);
-            effects.extend(shields);
+        } else if late && self.waits_for_init() && !self.replay.released {
+            // When the last init container has ended, the kubelet may relist before any of the others has started.
+            let shield = self.shield_of_guard();
+            if self.replay.time == Time::Planned && shield.is_some() {
+                self.replay.time = Time::WholeHold;
+                self.deadline += REST_OF_HOLD;
+            } else {
+                // Until then the kubelet sees it run and waits for it, under every policy.
+                self.replay.released = true;
+                self.deadline = now + UP_LIMIT;
+                effects.push(Effect::Release(self.olds()));
+            }
+            self.replay.coming += usize::from(shield.is_some());
+            effects.extend(shield);
         } else if late && self.may_go_on() {
             // On a busy node to begin anew would only take longer.
             effects.extend(self.prolong(now));
@@ -174,7 +178,7 @@ impl Machine {
         }
     }
 
-    /// Whether the exits can be let go before their time is up, because what shields them stands.
+    /// Whether the exits can be released before their time is up, because what shields them stands.
     fn may_be_seen(&self) -> bool {
         let guard = self.index_of(&self.plan.guard);
         let stands = guard.is_none_or(|index| self.lacks_shields(index) == 0);
@@ -184,11 +188,7 @@ impl Machine {
 
     /// How many, if its exit is seen before its attempt has been started. One that was made is as good as one.
     fn lacks_shields(&self, index: usize) -> usize {
-        let progress = &self.progress[index];
-        if progress.new != NewState::None {
-            return 0;
-        }
-        let made = usize::from(progress.made.is_some());
+        let made = usize::from(self.progress[index].made.is_some());
         self.lacks_placeholders(index).saturating_sub(made)
     }
 
@@ -245,13 +245,12 @@ impl Machine {
         shield.into_iter().cycle().take(number).collect()
     }
 
-    /// Whether the exits are seen soon and a container that is not started yet must be shielded.
-    pub(super) fn shields_unstarted(&self, index: usize) -> bool {
-        let seen = self.replay.time != Time::Planned || self.replay.released;
-        seen && self.progress[index].new == NewState::None
+    /// Whether the exits are seen soon and containers that are not started yet must be shielded.
+    pub(super) fn shields_unstarted(&self) -> bool {
+        self.replay.time != Time::Planned || self.replay.released
     }
 
-    /// Whether another process has let exits be seen, behind attempts that it had made.
+    /// Whether another process has released exits, behind attempts that it had made.
     pub(super) fn is_seen(&self) -> bool {
         let mut members = self.members();
         let seen = members
@@ -263,7 +262,7 @@ impl Machine {
     fn give_up(&mut self, why: String, now: Instant) -> Vec<Effect> {
         let seen = self.replay.time == Time::BeyondHold && self.plan.way == Way::Shielded;
         if !seen {
-            return self.hand_over(why);
+            return self.fall_back(why);
         }
         self.plan.starter = Starter::Kubelet(why);
         self.leave_rest(now)
@@ -282,10 +281,29 @@ impl Machine {
         members.filter(|(member, _)| member.kind == ContainerKind::Init)
     }
 
-    /// Whether a new attempt of the last init container runs. The kubelet looks at that one first.
-    fn last_init_runs(&self) -> bool {
+    /// A first placeholder, if it is to have any.
+    fn shield_of_guard(&self) -> Option<Effect> {
+        let guard = self.index_of(&self.plan.guard)?;
+        let shield = self.shields_of(guard).into_iter().next();
+        shield.filter(|_| !self.guard_has_placeholder())
+    }
+
+    pub(super) fn guard_has_placeholder(&self) -> bool {
+        let guard = self.index_of(&self.plan.guard);
+        guard.is_some_and(|guard| !self.progress[guard].placeholders.is_empty())
+    }
+
+    /// Whether a new attempt of the last init container runs, which the kubelet takes for the pod's state, or has run while
+    /// the guard was being shielded.
+    fn waits_for_init(&self) -> bool {
         let last = self.inits().next_back();
-        last.is_some_and(|(_, it)| matches!(it.new, NewState::Running(_)))
+        last.is_some_and(|(_, it)| match it.new {
+            NewState::Running(_) => true,
+            NewState::Ended(..) => {
+                self.replay.time != Time::Planned && self.guard_has_placeholder()
+            }
+            NewState::None => false,
+        })
     }
 
     /// The new attempts of init containers that others wait for.
@@ -335,8 +353,8 @@ impl Machine {
     }
 
     /// What runs by now is ended again: whatever the kubelet sees must be something that it can go on from.
-    pub(super) fn hand_over(&mut self, why: String) -> Vec<Effect> {
+    pub(super) fn fall_back(&mut self, why: String) -> Vec<Effect> {
         self.phase = Phase::Over;
-        vec![Effect::HandOver(why)]
+        vec![Effect::FallBack(why)]
     }
 }

@@ -5,6 +5,7 @@ use super::*;
 use crate::kube::RestartPolicy;
 use crate::node::Maker;
 use crate::restart::plan::tests::{Shape, Was, circumstances};
+use crate::restart::times::{BURST_LIMIT, FALLBACK_TIME, REST_OF_HOLD};
 
 /// How long making an attempt takes.
 const MAKING: Duration = Duration::from_millis(100);
@@ -47,7 +48,7 @@ fn nothing_is_seen_before_everything_runs_again() {
     ] {
         let mut world = replay(policy, FULL);
         reach_replay(&mut world);
-        assert_eq!(world.attempt("i"), Verdict::NotYet);
+        assert_eq!(world.admit_create("i"), Verdict::NotYet);
         world.settle();
         assert!(world.machine.holds_replayed(&"i".into()));
         assert!(!world.machine.holds_replayed(&"a".into()));
@@ -80,11 +81,11 @@ fn what_cannot_be_replayed_is_shielded_for_the_kubelet() {
 }
 
 #[test]
-fn a_replay_that_fails_is_handed_over() {
+fn a_replay_that_fails_falls_back() {
     let mut world = replay(RestartPolicy::Never, PLAIN);
     reach_replay(&mut world);
     world.handle(Event::NotReplayed("b".into(), "no".into()));
-    assert_eq!(world.handed_over.as_deref(), Some("b: no"));
+    assert_eq!(world.fell_back.as_deref(), Some("b: no"));
     assert!(world.released.is_empty());
 }
 
@@ -109,7 +110,7 @@ fn an_init_container_that_fails_fails_a_never_pod_and_is_the_kubelets_otherwise(
             assert_eq!(world.finished, Some(Outcome::InitFailed));
             assert!(world.released.contains(&"i-1".into()));
         } else {
-            assert_eq!(world.handed_over.as_deref(), Some("i failed"));
+            assert_eq!(world.fell_back.as_deref(), Some("i failed"));
         }
     }
 }
@@ -119,12 +120,19 @@ fn the_last_init_container_may_outlast_the_hold() {
     let mut world = replay(RestartPolicy::Never, FULL);
     reach_replay(&mut world);
     world.settle();
-    world.now += DOWN_LIMIT;
+    world.now = world.machine.deadline().unwrap();
+    world.handle(Event::Tick);
+    assert!(
+        !world.released.contains(&"a-0".into()),
+        "before the guard is shielded"
+    );
+    world.settle();
+    world.now = world.machine.deadline().unwrap();
     world.handle(Event::Tick);
     assert!(world.released.contains(&"a-0".into()));
     assert!(!world.machine.holds(&"a-0".into()));
     assert!(world.machine.holds_replayed(&"i".into()));
-    assert_eq!((world.finished, &world.handed_over), (None, &None));
+    assert_eq!((world.finished, &world.fell_back), (None, &None));
     world.end("i", 0);
     world.settle();
     assert_eq!(world.finished, Some(Outcome::Completed));
@@ -138,7 +146,7 @@ fn an_init_container_that_starts_late_is_waited_for_where_no_exit_needs_a_shield
         let starts = std::mem::take(&mut world.pending);
         world.now = world.machine.deadline().unwrap();
         world.handle(Event::Tick);
-        assert_eq!(world.handed_over.is_none(), waits);
+        assert_eq!(world.fell_back.is_none(), waits);
         if waits {
             world.pending = starts;
             world.settle();
@@ -206,7 +214,7 @@ fn ask_again_in_a_replay() -> World {
 #[test]
 fn init_containers_that_were_replayed_are_gone_before_the_others_are_shielded() {
     let mut world = ask_again_in_a_replay();
-    assert_eq!(world.attempt("a"), Verdict::NotYet);
+    assert_eq!(world.admit_create("a"), Verdict::NotYet);
     world.settle();
     let at = |wanted: &dyn Fn(&Effect) -> bool| world.log.iter().position(wanted).unwrap();
     let shields = |name: &'static str| move |it: &Effect| matches!(it, Effect::MakePlaceholder(of, _) if *of == name.into());
@@ -222,7 +230,7 @@ fn init_containers_that_were_replayed_are_gone_before_the_others_are_shielded() 
     ];
     assert!(order.is_sorted(), "{order:?}");
     assert_eq!(world.machine.phase(), Phase::Shielded);
-    assert_eq!(world.attempt("a"), Verdict::NotYet);
+    assert_eq!(world.admit_create("a"), Verdict::NotYet);
     world.settle();
     assert_eq!(world.machine.phase(), Phase::Up);
 }
@@ -242,16 +250,16 @@ fn a_guard_that_is_shielded_before_the_runtime_has_removed_them_proves_nothing()
     world.pending.retain(|it| !matches!(it, Event::Gone(_)));
     world.settle();
     assert_eq!(world.machine.phase(), Phase::Shielded);
-    world.attempt("a");
+    world.admit_create("a");
     assert_eq!(world.machine.phase(), Phase::Shielded);
     for id in gone {
         world.handle(Event::Gone(id));
     }
     world.settle();
-    world.attempt("a");
+    world.admit_create("a");
     assert_eq!(world.machine.phase(), Phase::Shielded);
     world.now += RELIST_INTERVAL;
-    world.attempt("a");
+    world.admit_create("a");
     assert_ne!(world.machine.phase(), Phase::Shielded);
 }
 
@@ -274,7 +282,7 @@ fn outlast_the_hold() -> World {
     world.settle();
     assert_eq!(world.released, ["a-0", "b-0"].map(ContainerId::from).into());
     assert!(!world.machine.is_holding());
-    assert_eq!(world.attempt("a"), Verdict::NotYet);
+    assert_eq!(world.admit_create("a"), Verdict::NotYet);
     world
 }
 
@@ -306,7 +314,7 @@ fn start_before_the_placeholder_comes() -> World {
 }
 
 #[test]
-fn exits_are_let_go_when_no_placeholder_stands_before_what_runs() {
+fn exits_are_released_when_no_placeholder_stands_before_what_runs() {
     let mut world = start_before_the_placeholder_comes();
     while let Some(event) = world.pending.pop_front() {
         assert!(world.released.is_empty() && world.finished.is_none());
@@ -329,11 +337,11 @@ fn a_placeholder_that_does_not_come_delays_no_exit_for_ever() {
 fn what_cannot_be_started_after_the_hold_is_the_kubelets_behind_the_attempts() {
     let mut world = outlast_the_hold();
     world.handle(Event::NotReplayed("b".into(), "no".into()));
-    assert_eq!(world.handed_over, None);
+    assert_eq!(world.fell_back, None);
     // The kubelet gives its own attempt the number after that of the newest that it sees.
     assert!(world.removed("a-1") && !world.removed("b-1"));
     for name in ["a", "b"] {
-        assert_eq!(world.attempt(name), Verdict::Admit);
+        assert_eq!(world.admit_create(name), Verdict::Admit);
         let id = format!("{name}-2").into();
         world.handle(Event::Started(name.into(), id));
         assert!(world.removed(&format!("{name}-1")));
@@ -373,7 +381,7 @@ fn a_plugin_that_comes_back_after_the_hold_leaves_what_shields() {
     let (machine, effects) = Machine::resume(plan, Phase::Replay, &found, elapsed, now);
     assert_eq!(machine.phase(), Phase::Up);
     assert_eq!(machine.leftovers(), [("a".into(), "a-1".into())]);
-    let removes = |effect: &Effect| matches!(effect, Effect::Remove(_) | Effect::HandOver(_));
+    let removes = |effect: &Effect| matches!(effect, Effect::Remove(_) | Effect::FallBack(_));
     assert!(!effects.iter().any(removes));
 }
 
@@ -385,8 +393,8 @@ fn a_plugin_that_comes_back_leaves_the_rest_to_the_kubelet() {
         let elapsed = Duration::from_secs(elapsed);
         let now = Instant::now();
         let (_, effects) = Machine::resume(plan.clone(), Phase::Replay, &[], elapsed, now);
-        let handed = effects.iter().any(|it| matches!(it, Effect::HandOver(_)));
+        let falls_back = effects.iter().any(|it| matches!(it, Effect::FallBack(_)));
         // What the kubelet has started meanwhile stays.
-        assert_eq!(handed, !over);
+        assert_eq!(falls_back, !over);
     }
 }

@@ -19,7 +19,7 @@ pub(super) struct World {
     pub(super) released: BTreeSet<ContainerId>,
     removed: BTreeSet<ContainerId>,
     pub(super) finished: Option<Outcome>,
-    pub(super) handed_over: Option<String>,
+    pub(super) fell_back: Option<String>,
     made: u32,
     pub(super) log: Vec<Effect>,
 }
@@ -41,7 +41,7 @@ impl World {
             released: BTreeSet::new(),
             removed: BTreeSet::new(),
             finished: None,
-            handed_over: None,
+            fell_back: None,
             made: 0,
             log: Vec::new(),
         };
@@ -72,7 +72,7 @@ impl World {
                         self.pending.push_back(Event::Started(name, id));
                     }
                 }
-                Effect::HandOver(why) => self.handed_over = Some(why),
+                Effect::FallBack(why) => self.fell_back = Some(why),
                 Effect::Again => panic!("nothing intrudes here"),
                 Effect::Finish(outcome) => {
                     assert_eq!(self.finished.replace(outcome), None, "finished twice");
@@ -97,14 +97,14 @@ impl World {
         }
     }
 
-    pub(super) fn attempt(&mut self, name: &str) -> Verdict {
-        let (verdict, effects) = self.machine.attempt(self.now, &name.into());
+    pub(super) fn admit_create(&mut self, name: &str) -> Verdict {
+        let (verdict, effects) = self.machine.admit_create(self.now, &name.into());
         self.take(effects);
         verdict
     }
 
     fn start(&mut self, name: &str) {
-        assert_eq!(self.attempt(name), Verdict::Admit, "{name}");
+        assert_eq!(self.admit_create(name), Verdict::Admit, "{name}");
         self.handle(Event::Started(name.into(), format!("{name}-1").into()));
         self.settle();
     }
@@ -144,15 +144,15 @@ fn what_follows_a_probed_sidecar_in_the_same_sync_waits_and_what_follows_its_pro
         begun.containers[0].startup_probe = true;
         let mut world = World::begin(begun.restart_all());
         world.settle();
-        assert_eq!(world.attempt("a"), Verdict::NotYet);
+        assert_eq!(world.admit_create("a"), Verdict::NotYet);
         world.settle();
-        assert_eq!(world.attempt("s"), Verdict::Admit);
+        assert_eq!(world.admit_create("s"), Verdict::Admit);
         world.now += Duration::from_millis(start);
         world.handle(Event::Started("s".into(), "s-1".into()));
         world.now += Duration::from_millis(start / 2);
-        assert_eq!(world.attempt("a"), Verdict::OutOfOrder, "{start}");
+        assert_eq!(world.admit_create("a"), Verdict::OutOfOrder, "{start}");
         world.now += Duration::from_millis(start / 2 + 20);
-        assert_eq!(world.attempt("a"), Verdict::Admit, "{start}");
+        assert_eq!(world.admit_create("a"), Verdict::Admit, "{start}");
     }
 }
 
@@ -188,12 +188,12 @@ fn always_removes_inits_and_sidecars_and_keeps_the_rest_held_meanwhile() {
     world.handle(Event::Held("b-0".into()));
     assert_eq!(world.released, ["i-0", "s-0"].map(ContainerId::from).into());
     assert!(world.machine.holds(&"a-0".into()));
-    assert_eq!(world.attempt("i"), Verdict::NotYet);
+    assert_eq!(world.admit_create("i"), Verdict::NotYet);
     world.settle();
     assert!(world.removed("i-0") && world.removed("s-0") && !world.removed("a-0"));
     assert!(world.released.contains(&"a-0".into()));
-    assert_eq!(world.attempt("a"), Verdict::OutOfOrder);
-    assert_eq!(world.attempt("s"), Verdict::OutOfOrder);
+    assert_eq!(world.admit_create("a"), Verdict::OutOfOrder);
+    assert_eq!(world.admit_create("s"), Verdict::OutOfOrder);
     world.complete("i");
     world.start("s");
     world.start("b");
@@ -226,10 +226,10 @@ fn never_with_inits_clears_everything_once_the_guard_was_refused() {
     world.settle();
     assert_eq!(world.machine.phase(), Phase::Shielded);
     assert_eq!(world.released.len(), 4);
-    assert_eq!(world.attempt("b"), Verdict::NotYet);
+    assert_eq!(world.admit_create("b"), Verdict::NotYet);
     let shielded = ["a-0", "b-0"].map(ContainerId::from);
     assert_eq!(world.removed, shielded.into(), "no exit to back off from");
-    assert_eq!(world.attempt("a"), Verdict::NotYet);
+    assert_eq!(world.admit_create("a"), Verdict::NotYet);
     let before = world.removed.len();
     assert_eq!(before, 4, "containers first, placeholders after them");
     world.settle();
@@ -285,7 +285,7 @@ fn late_news_of_an_attempt_before_is_not_taken_for_a_new_one() {
 fn a_never_pod_whose_init_container_fails_again_is_left_to_fail() {
     let mut world = all(RestartPolicy::Never, FULL, "a");
     world.settle();
-    world.attempt("a");
+    world.admit_create("a");
     world.settle();
     world.start("i");
     world.end("i", 1);
@@ -298,18 +298,18 @@ fn a_failing_init_container_is_retried_under_always() {
     world.settle();
     world.start("i");
     world.end("i", 1);
-    assert_eq!(world.attempt("s"), Verdict::OutOfOrder);
+    assert_eq!(world.admit_create("s"), Verdict::OutOfOrder);
     world.complete("i");
-    assert_eq!(world.attempt("s"), Verdict::Admit);
+    assert_eq!(world.admit_create("s"), Verdict::Admit);
 }
 
 #[test]
 fn an_init_container_may_end_before_it_is_known_to_have_started() {
     let mut world = all(RestartPolicy::Always, FULL, "a");
     world.settle();
-    assert_eq!(world.attempt("i"), Verdict::Admit);
+    assert_eq!(world.admit_create("i"), Verdict::Admit);
     world.end("i", 0);
-    assert_eq!(world.attempt("s"), Verdict::Admit);
+    assert_eq!(world.admit_create("s"), Verdict::Admit);
 }
 
 #[test]
@@ -352,8 +352,8 @@ fn action_restart_concerns_one_container() {
     let mut world = World::begin(circumstances.plan().unwrap());
     assert!(!world.log.contains(&Effect::Announce(true)));
     assert!(!world.log.contains(&Effect::Kill("b-0".into())));
-    assert_eq!(world.attempt("b"), Verdict::Admit);
-    assert_eq!(world.attempt("a"), Verdict::NotYet);
+    assert_eq!(world.admit_create("b"), Verdict::Admit);
+    assert_eq!(world.admit_create("a"), Verdict::NotYet);
     world.settle();
     world.start("a");
     assert_eq!(world.finished, Some(Outcome::Completed));
@@ -404,7 +404,7 @@ fn a_start_that_is_told_after_the_end_takes_nothing_back() {
     world.settle();
     world.complete("i");
     world.handle(Event::Started("i".into(), "i-1".into()));
-    assert_eq!(world.attempt("s"), Verdict::Admit);
+    assert_eq!(world.admit_create("s"), Verdict::Admit);
 }
 
 #[test]
@@ -421,7 +421,7 @@ fn a_guard_that_is_shielded_in_the_last_moment_saves_the_pod() {
 }
 
 #[test]
-fn a_deleted_pod_is_let_go_at_once_and_nothing_stays() {
+fn a_deleted_pod_is_released_at_once_and_nothing_stays() {
     let mut world = all(RestartPolicy::Never, PLAIN, "a");
     world.handle(Event::PlaceholderMade("a".into(), "p1".into()));
     world.handle(Event::Deleted);
@@ -430,7 +430,7 @@ fn a_deleted_pod_is_let_go_at_once_and_nothing_stays() {
     assert!(world.removed("p1"));
     world.handle(Event::PlaceholderMade("a".into(), "p2".into()));
     assert!(world.removed("p2"), "one that was under way");
-    assert_eq!(world.attempt("a"), Verdict::Admit);
+    assert_eq!(world.admit_create("a"), Verdict::Admit);
 }
 
 fn found(id: &str, name: &str, placeholder: bool, new: bool, state: FoundState) -> Found {
@@ -645,7 +645,7 @@ fn a_round_that_finds_the_guard_removed_does_not_wait_for_it() {
     assert_eq!(world.finished, Some(Outcome::Completed));
 }
 
-/// A round of a restart whose trigger `a` is held.
+/// A generation of a restart whose trigger `a` is held.
 fn begin_round(plan: Plan, before: Option<&Machine>, now: Instant) -> (Machine, Vec<Effect>) {
     let held = ["a-0".into()];
     Machine::begin(plan, &held, before, RELIST_INTERVAL, Duration::ZERO, now)
@@ -684,7 +684,7 @@ fn a_round_waits_for_the_kubelet_to_record_what_shields_a_guard_that_is_gone() {
         machine.handle(now, event);
     }
     assert_eq!(machine.phase(), Phase::Shielded);
-    machine.attempt(now, &"a".into());
+    machine.admit_create(now, &"a".into());
     assert_eq!(machine.phase(), Phase::Clear);
 }
 
@@ -740,7 +740,7 @@ fn a_back_off_shuts_the_gate_until_it_is_over_and_then_wakes_the_kubelet() {
         assert_eq!(world.machine.phase(), Phase::Up);
         assert!(world.released.contains(&"a-0".into()), "nothing is held");
         let first = shape[0].0;
-        assert_eq!(world.attempt(first), Verdict::BackOff);
+        assert_eq!(world.admit_create(first), Verdict::BackOff);
         let waker = world.machine.waker.clone().expect("nothing else wakes it");
         assert_eq!(
             world.machine.deadline(),
@@ -749,7 +749,7 @@ fn a_back_off_shuts_the_gate_until_it_is_over_and_then_wakes_the_kubelet() {
         world.now += Duration::from_secs(40);
         world.handle(Event::Tick);
         assert!(world.removed(waker.as_str()));
-        assert_eq!(world.attempt(first), Verdict::Admit);
+        assert_eq!(world.admit_create(first), Verdict::Admit);
     }
 }
 
@@ -768,7 +768,7 @@ fn a_waker_that_is_made_when_the_back_off_is_over_does_not_stay() {
 fn what_is_to_be_cleared_is_cleared_when_the_back_off_is_over() {
     let mut world = backing_off(RestartPolicy::Never, FULL);
     world.settle();
-    assert_eq!(world.attempt("a"), Verdict::BackOff);
+    assert_eq!(world.admit_create("a"), Verdict::BackOff);
     world.settle();
     assert_eq!(world.machine.phase(), Phase::Shielded);
     assert_eq!(world.machine.leftovers().len(), 3, "no waker among them");
@@ -776,7 +776,7 @@ fn what_is_to_be_cleared_is_cleared_when_the_back_off_is_over() {
     world.handle(Event::Tick);
     world.settle();
     assert_eq!(world.machine.phase(), Phase::Up);
-    assert_eq!(world.attempt("i"), Verdict::Admit);
+    assert_eq!(world.admit_create("i"), Verdict::Admit);
 }
 
 #[test]
@@ -798,7 +798,7 @@ fn a_successor_waits_for_what_is_left_of_a_back_off() {
             .any(|it| matches!(it, Effect::MakePlaceholder(..)))
     );
     assert_eq!(machine.deadline(), Some(now + Duration::from_secs(10)));
-    assert_eq!(machine.attempt(now, &"a".into()).0, Verdict::BackOff);
+    assert_eq!(machine.admit_create(now, &"a".into()).0, Verdict::BackOff);
     let effects = machine.handle(now + Duration::from_secs(10), Event::Tick);
     assert_eq!(effects, [Effect::Remove("w".into())]);
 }
@@ -842,7 +842,7 @@ fn a_pod_that_restarts_with_grace_says_so_until_all_runs_again() {
 #[test]
 fn no_exit_that_cannot_be_held_comes_before_its_shields() {
     let mut circumstances = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42);
-    circumstances.containers[1].bare = true;
+    circumstances.containers[1].unhooked = true;
     let mut world = World::begin(circumstances.restart_all());
     assert!(!world.log.contains(&Effect::Kill("b-0".into())));
     world.settle();

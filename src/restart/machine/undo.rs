@@ -6,16 +6,14 @@
 //! their own where the exit would fail the pod, before the guard is shielded: whoever sees the guard wait sees none of
 //! them.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::Machine;
 use super::progress::{NewState, Progress};
-use super::terms::{Effect, Phase, RELIST_INTERVAL};
+use super::terms::{Effect, Phase};
 use crate::kube::ContainerKind;
 use crate::restart::plan::Way;
-
-/// How long before the exits are let go it must be through: the guard's placeholders are still to be made.
-const SHIELDS_TIME: Duration = Duration::from_secs(1);
+use crate::restart::times::{RELIST_INTERVAL, SHIELDS_TIME};
 
 /// Undoing a replay.
 #[derive(Debug, Default)]
@@ -35,7 +33,7 @@ enum Stage {
     Over,
     /// An exit that would fail the pod is being shielded.
     Shielding,
-    /// The exits are let go and the attempts removed.
+    /// The exits are released and the attempts removed.
     Removing,
     /// The attempts are gone, their shields are removed.
     Unshielding,
@@ -92,7 +90,7 @@ impl Machine {
     }
 
     /// Whether the exit of that container's attempt need not be hidden any more.
-    pub(super) fn is_let_go(&self, index: usize) -> bool {
+    pub(super) fn is_released(&self, index: usize) -> bool {
         let removes = matches!(self.undo.stage, Stage::Removing | Stage::Unshielding);
         removes && self.is_undone(index)
     }
@@ -103,7 +101,7 @@ impl Machine {
         removed && self.is_undone(index)
     }
 
-    /// Whether what the kubelet wants by now is wanted without a look at them.
+    /// Whether what the kubelet wants by now is wanted after a relist without them.
     pub(super) fn is_undo_seen(&self, now: Instant) -> bool {
         let trusted = self.undo.trusted_from.is_none_or(|from| now >= from);
         self.undo.stage == Stage::Over && trusted
@@ -124,7 +122,7 @@ impl Machine {
         let inits = self.undone();
         let mut progress = inits.iter().map(|&index| &self.progress[index]);
         match self.undo.stage {
-            Stage::Shielding if inits.iter().all(|&index| !self.is_bare(index)) => {
+            Stage::Shielding if inits.iter().all(|&index| !self.lacks_shield(index)) => {
                 self.undo.stage = Stage::Removing;
                 let attempts = inits.iter().flat_map(|&index| self.attempts_of(index));
                 effects.push(Effect::Release(attempts.collect()));
@@ -138,10 +136,13 @@ impl Machine {
                 effects.extend(shields.cloned().map(Effect::Remove));
             }
             Stage::Unshielding if progress.all(|it| it.placeholders.is_empty()) => {
-                if self.undoes_first() {
-                    effects.extend(self.shields_wanted());
-                } else {
+                let first = self.undoes_first();
+                // Whoever saw the guard wait by now may have seen them.
+                if !first || self.guard_has_placeholder() {
                     self.undo.trusted_from = Some(now + RELIST_INTERVAL);
+                }
+                if first {
+                    effects.extend(self.shields_wanted());
                 }
                 self.undo.stage = Stage::Over;
             }

@@ -39,7 +39,7 @@ pub(in crate::restart) enum Command {
 #[derive(Debug)]
 pub(in crate::restart) enum Saying {
     Restarting(Box<Plan>),
-    HandedOver(RestartId, String),
+    FellBack(RestartId, String),
     BegunAnew(RestartId, u8),
     WentOn(RestartId, Phase),
     NotProtected(BTreeSet<ContainerName>, Unprotected),

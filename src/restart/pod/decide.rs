@@ -14,7 +14,7 @@ use crate::restart::places::Place;
 use crate::restart::plan::{
     Circumstances, Member, Plan, RestartId, Starter, Trigger, start_at_once,
 };
-use crate::restart::replay::{self, Obstacle};
+use crate::restart::replay::{self, ReplayBlocker};
 
 impl Pod {
     /// What exits mean, from what is known of the pod.
@@ -48,7 +48,7 @@ impl Pod {
         };
     }
 
-    /// Settles what the exit of this container means: it is part of a restart, begins one, or is let go.
+    /// Settles what the exit of this container means: it is part of a restart, begins one, or is released.
     pub(super) fn decide(&mut self, id: &ContainerId, now: &Moment) {
         let replaced = self.machine.as_ref().is_some_and(|it| it.replaces(id));
         if replaced {
@@ -91,7 +91,7 @@ impl Pod {
         now: &Moment,
     ) {
         if withdrawn {
-            self.let_go(now);
+            self.release_all(now);
         } else if !self.deleting {
             self.begin(trigger, action, now);
         }
@@ -113,7 +113,7 @@ impl Pod {
         circumstances.back_off_ms = millis(wait);
         let (starter, place) = match self.place(&circumstances) {
             Ok(place) => (Starter::Plugin, place),
-            Err(obstacle) => (Starter::Kubelet(obstacle.to_string()), None),
+            Err(blocker) => (Starter::Kubelet(blocker.to_string()), None),
         };
         circumstances.starter = starter;
         let Some(plan) = circumstances.plan() else {
@@ -129,7 +129,7 @@ impl Pod {
 
     /// Whether the containers can be replayed. Only one after another takes a place: what starts at once is as safe as
     /// behind placeholders as soon as all of it is made.
-    fn place(&self, circumstances: &Circumstances) -> Result<Option<Place>, Obstacle> {
+    fn place(&self, circumstances: &Circumstances) -> Result<Option<Place>, ReplayBlocker> {
         let Circumstances {
             action, trigger, ..
         } = circumstances;
@@ -139,22 +139,26 @@ impl Pod {
         let asked = self.policy.as_ref().and_then(|it| it.options().start);
         let start = self.shared.start.asked(asked);
         let spec = self.spec.as_deref();
-        let obstacle = if circumstances.back_off_ms > 0 {
-            Some(Obstacle::BackOff)
+        let blocker = if circumstances.back_off_ms > 0 {
+            Some(ReplayBlocker::BackOff)
         } else if circumstances.grace_ms > 0 {
-            Some(Obstacle::GracePeriod)
+            Some(ReplayBlocker::GracePeriod)
         } else if !self.shared.gate.is_there() {
-            Some(Obstacle::NoGate)
+            Some(ReplayBlocker::NoGate)
         } else {
-            replay::obstacle(start, spec, &members)
+            replay::blocker(start, spec, &members)
         };
-        if let Some(obstacle) = obstacle {
-            return Err(obstacle);
+        if let Some(blocker) = blocker {
+            return Err(blocker);
         }
         if start_at_once(members) {
             return Ok(None);
         }
-        self.shared.places.take().map(Some).ok_or(Obstacle::Busy)
+        self.shared
+            .places
+            .take()
+            .map(Some)
+            .ok_or(ReplayBlocker::Busy)
     }
 
     /// What a replay made and did not start shields nothing, and nobody else would remove it before the kubelet collects
@@ -166,18 +170,18 @@ impl Pod {
         let unstarted: Vec<ContainerId> = unstarted.map(|(id, _)| id.clone()).collect();
         for id in unstarted {
             self.instances.removed(&id);
-            // Whatever is heard of it until it is gone: one that was just being started is none of the next round's.
+            // Whatever is heard of it until it is gone: one that was just being started is none of the next generation's.
             self.removed.insert(id.clone(), Gone::Soon);
             self.commands.push(Command::Remove(id));
         }
     }
 
     /// A replay has failed: the kubelet starts the containers, from what there is now.
-    pub(in crate::restart) fn hand_over(&mut self, why: String, now: &Moment) {
+    pub(in crate::restart) fn fall_back(&mut self, why: String, now: &Moment) {
         let Some(plan) = self.plan() else { return };
         let (held, again) = (now.since(plan.decided_up_ms), plan.again);
         let id = plan.id.clone();
-        self.say(Saying::HandedOver(id, why.clone()));
+        self.say(Saying::FellBack(id, why.clone()));
         self.sweep_unstarted();
         self.plan_anew(again, Starter::Kubelet(why), held, now);
     }
@@ -286,7 +290,7 @@ impl Pod {
     }
 
     /// The pod ends: nothing is held any more.
-    pub(super) fn let_go(&mut self, now: &Moment) {
+    pub(super) fn release_all(&mut self, now: &Moment) {
         self.feed(Event::Deleted, now);
         self.holds.clear();
     }
@@ -301,7 +305,7 @@ impl Pod {
                 // Together and now: the kubelet is to see all exits as one event.
                 Effect::Release(ids) => self.holds.retain(|id, _| !ids.contains(id)),
                 Effect::Again => self.begin_again(now),
-                Effect::HandOver(why) => self.hand_over(why, now),
+                Effect::FallBack(why) => self.fall_back(why, now),
                 effect => self.commands.push(Command::Do(effect)),
             }
         }

@@ -10,12 +10,13 @@ use crate::kube::{ContainerKind, RestartPolicy, StartDuty};
 use crate::node::{Instance, InstanceState};
 use crate::policy::Action;
 use crate::restart::back_off::Past;
-use crate::restart::machine::{Machine, Phase, time_of_relist};
+use crate::restart::machine::{Machine, Phase};
 use crate::restart::plan::{Member, Old, Plan, RestartId, Trigger};
 use crate::restart::record::Record;
+use crate::restart::times::time_of_relist;
 
 /// Which restart, and how often it has begun anew.
-pub(in crate::restart) type Round = (RestartId, u8);
+pub(in crate::restart) type Generation = (RestartId, u8);
 
 impl Pod {
     /// Its restart, if one is under way, or is over and wants things done.
@@ -28,7 +29,7 @@ impl Pod {
         self.machine.as_ref().map(Machine::plan)
     }
 
-    pub(in crate::restart) fn round(&self) -> Option<Round> {
+    pub(in crate::restart) fn generation(&self) -> Option<Generation> {
         let plan = self.plan()?;
         Some((plan.id.clone(), plan.again))
     }
@@ -56,7 +57,7 @@ impl Pod {
         self.holds.contains_key(id)
     }
 
-    /// Whether exits of its restart are held. A round that begins anew is about containers that were started without a
+    /// Whether exits of its restart are held. A generation that begins anew is about containers that were started without a
     /// hook, and needs the gate.
     pub(in crate::restart) fn is_holding(&self) -> bool {
         let machine = self.machine.as_ref();
@@ -159,13 +160,13 @@ impl Pod {
     }
 
     /// Containers whose exits cannot be held, by name.
-    pub(super) fn bare(&self) -> BTreeSet<ContainerName> {
-        let bare = self.instances.iter().filter(|(_, it)| {
+    pub(super) fn unhooked(&self) -> BTreeSet<ContainerName> {
+        let unhooked = self.instances.iter().filter(|(_, it)| {
             it.hooked == Some(false)
                 && it.state < InstanceState::Ended(None)
                 && !it.is_placeholder()
         });
-        let names = bare.map(|(_, instance)| instance.name.clone());
+        let names = unhooked.map(|(_, instance)| instance.name.clone());
         names.filter(|name| self.is_member(name)).collect()
     }
 
@@ -230,7 +231,7 @@ impl Pod {
             kind,
             restart_policy,
             older: self.instances.older(&name),
-            bare: newest.is_some_and(|(_, instance)| instance.hooked == Some(false)),
+            unhooked: newest.is_some_and(|(_, instance)| instance.hooked == Some(false)),
             old,
             name,
             startup_probe: false,

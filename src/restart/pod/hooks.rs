@@ -1,13 +1,10 @@
 //! Which containers of a pod are made with our hook, and whether the runtime makes them so.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::ids::ContainerName;
-
-/// How long no hook is sent after the runtime made a container without one that it had not made with one. Somebody else may
-/// have been the reason.
-const REFUSAL_LASTS: Duration = Duration::from_mins(10);
+use crate::restart::times::REFUSAL_LASTS;
 
 /// What the runtime was told of hooks, on one connection.
 ///

@@ -22,6 +22,7 @@ use super::machine::{Event, Found, FoundState, Machine, Phase, Verdict};
 use super::places::Place;
 use super::plan::{Plan, RestartId};
 use super::record::Record;
+use super::times::{LIST_SLACK, OLDEST_LIST};
 use crate::clock::Moment;
 use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity};
 use crate::kube::{KubeletFeatures, PodSpec};
@@ -29,15 +30,9 @@ use crate::node::{Instance, InstanceState, Instances};
 use crate::policy::{Policy, Written};
 use crate::report::Unprotected;
 pub(super) use command::{Command, Saying};
-pub(super) use facts::Round;
+pub(super) use facts::Generation;
 use hooks::Hooks;
 pub use shared::{Gate, Shared};
-
-/// For how long a list of the runtime may have been under way when it is looked at. That long it is remembered what has
-/// been removed.
-pub const OLDEST_LIST: Duration = Duration::from_mins(5);
-/// NRI may tell of a container a little before the runtime lists it.
-const LIST_SLACK: Duration = Duration::from_secs(2);
 
 /// Since when a container is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,7 +90,7 @@ pub(super) struct Pod {
     restarts: u32,
     past: Past,
     /// What is said once.
-    said_bare: Option<Unprotected>,
+    said_unhooked: Option<Unprotected>,
     said_invalid: bool,
     commands: Vec<Command>,
 }
@@ -123,7 +118,7 @@ impl Pod {
             deleting: false,
             restarts: 0,
             past: known.past,
-            said_bare: None,
+            said_unhooked: None,
             said_invalid: false,
             commands: Vec::new(),
         }
@@ -138,7 +133,7 @@ impl Pod {
     pub(super) fn written(&mut self, written: Written, now: &Moment) {
         self.written = Some(Arc::new(written));
         self.judge();
-        self.say_what_is_bare(now);
+        self.say_what_is_unhooked(now);
         for id in std::mem::take(&mut self.unjudged) {
             self.decide(&id, now);
         }
@@ -175,7 +170,7 @@ impl Pod {
     /// The pod is being deleted or its sandbox is gone: nothing is held any more.
     pub(super) fn deleted(&mut self, now: &Moment) {
         self.deleting = true;
-        self.let_go(now);
+        self.release_all(now);
     }
 
     /// Whether a container that is about to be made is to have our hook: there is something to do for the pod, or may
@@ -201,7 +196,7 @@ impl Pod {
             return;
         }
         self.instances.insert(id, instance);
-        self.say_what_is_bare(now);
+        self.say_what_is_unhooked(now);
     }
 
     /// A container's process runs.
@@ -217,8 +212,8 @@ impl Pod {
             return;
         }
         let instance = self.instances.get(id);
-        let bare = instance.is_some_and(|it| it.hooked == Some(false));
-        if bare || self.is_held(id) {
+        let unhooked = instance.is_some_and(|it| it.hooked == Some(false));
+        if unhooked || self.is_held(id) {
             self.decide(id, now);
         } else {
             self.commands.push(Command::AwaitHook(id.clone()));
@@ -245,7 +240,7 @@ impl Pod {
 
     /// A hook, which has waited for so long, asks whether the exit of this container may be seen. Returns whether it is to
     /// wait, until [`Self::is_held`] is no longer true of it.
-    pub(super) fn knock(&mut self, id: &ContainerId, waited: Duration, now: &Moment) -> bool {
+    pub(super) fn decide_hold(&mut self, id: &ContainerId, waited: Duration, now: &Moment) -> bool {
         let Some(instance) = self.instances.get(id) else {
             return false;
         };
@@ -309,7 +304,7 @@ impl Pod {
         let Some(machine) = &mut self.machine else {
             return Ok(());
         };
-        let (verdict, effects) = machine.attempt(now.at, name);
+        let (verdict, effects) = machine.admit_create(now.at, name);
         let restart = machine.plan().id.clone();
         let start_at = machine.plan().start_at();
         self.apply(effects, now);
@@ -386,7 +381,7 @@ impl Pod {
         } else if sweep {
             self.sweep_leftovers();
         }
-        self.say_what_is_bare(now);
+        self.say_what_is_unhooked(now);
     }
 
     /// What came of an effect, or time has passed: see [`Self::deadline`].
@@ -398,16 +393,16 @@ impl Pod {
         }
     }
 
-    /// A placeholder for that container, which this round wanted, was made, and whoever could miss it has. Returns whether
-    /// it stands, or is not needed.
+    /// A placeholder for that container, which this generation wanted, was made, and whoever could miss it has. Returns
+    /// whether it stands, or is not needed.
     pub(super) fn placeholder_made(
         &mut self,
         name: ContainerName,
         id: ContainerId,
-        round: &Round,
+        generation: &Generation,
         now: &Moment,
     ) -> bool {
-        if self.round().as_ref() != Some(round) {
+        if self.generation().as_ref() != Some(generation) {
             // The restart that wanted it is over: the pod was deleted, for one.
             self.commands.push(Command::Remove(id));
         } else if self.removed.contains_key(&id) {
@@ -469,9 +464,9 @@ impl Pod {
     }
 
     /// Says once which containers are not protected, and once more if that has another reason by then.
-    fn say_what_is_bare(&mut self, now: &Moment) {
-        let bare = self.bare();
-        if bare.is_empty() || self.policy.is_none() {
+    fn say_what_is_unhooked(&mut self, now: &Moment) {
+        let unhooked = self.unhooked();
+        if unhooked.is_empty() || self.policy.is_none() {
             return;
         }
         let why = if !self.runs_hooks {
@@ -481,8 +476,8 @@ impl Pod {
         } else {
             Unprotected::FromBefore
         };
-        if self.said_bare.replace(why) != Some(why) {
-            self.say(Saying::NotProtected(bare, why));
+        if self.said_unhooked.replace(why) != Some(why) {
+            self.say(Saying::NotProtected(unhooked, why));
         }
     }
 

@@ -91,7 +91,7 @@ fn a_replayed_init_container_that_asks_again_is_heard_also_if_its_hook_is_faster
     let (mut pod, now) = (with_rules(Start::Auto), moment());
     let (old, new) = (ContainerId::from("i-0"), ContainerId::from("i-1"));
     pod.created(old.clone(), Instance::running("i"), &now);
-    assert!(pod.knock(&old, Duration::ZERO, &now));
+    assert!(pod.decide_hold(&old, Duration::ZERO, &now));
     pod.ended(&old, Some(ExitCode(42)), &now);
     pod.feed(Event::Recovered(Ok(())), &now);
     let restart = pod.plan().unwrap().id.clone();
@@ -100,7 +100,7 @@ fn a_replayed_init_container_that_asks_again_is_heard_also_if_its_hook_is_faster
     pod.created(new.clone(), Instance::running("i"), &now);
     pod.started(&new, &now);
 
-    assert!(pod.knock(&new, Duration::ZERO, &now));
+    assert!(pod.decide_hold(&new, Duration::ZERO, &now));
     pod.ended(&new, Some(ExitCode(42)), &now);
     assert_eq!(pod.plan().unwrap().trigger.container, new);
 }

@@ -59,7 +59,7 @@ pub(super) struct Case {
     /// Each container had an attempt before.
     pub(super) older: bool,
     /// This one was made without a hook.
-    pub(super) bare: Option<usize>,
+    pub(super) unhooked: Option<usize>,
     /// Another container ends by itself, that long after the beginning.
     pub(super) own_exit: Option<(usize, Ms, ExitCode)>,
     /// The trigger asks once more, that long after it has started again.
@@ -148,7 +148,7 @@ impl Case {
     pub(super) fn is_plain(&self) -> bool {
         // Without the spec no order is kept.
         self.spec_known
-            && self.bare.is_none()
+            && self.unhooked.is_none()
             && self.again.is_none()
             && self.init_fails.is_none()
             && matches!(self.fault, Fault::None)
@@ -209,7 +209,7 @@ fn any_pod() -> impl Strategy<Value = Case> {
     (spec, rule, past).prop_map(|(spec, rule, past)| {
         let (regulars, inits, sidecar, trigger) = spec;
         let (policy, action, succeeds) = rule;
-        let (completed, older, bare) = past;
+        let (completed, older, unhooked) = past;
         let names = ["i", "j"].into_iter().take(inits);
         let mut containers: Vec<_> = names.map(|it| (it.into(), ContainerKind::Init)).collect();
         if let Some(at) = sidecar {
@@ -233,7 +233,7 @@ fn any_pod() -> impl Strategy<Value = Case> {
                     RestartPolicy::Always => None,
                 }),
             older,
-            bare: bare.map(|it| it.index(containers.len())),
+            unhooked: unhooked.map(|it| it.index(containers.len())),
             containers,
             own_exit: None,
             again: None,

@@ -22,7 +22,7 @@ use crate::node::Maker;
 use crate::restart::back_off::Past;
 use crate::restart::machine::{Event, Phase};
 use crate::restart::plan::Plan;
-use crate::restart::pod::Round;
+use crate::restart::pod::Generation;
 use crate::restart::record::Record;
 use case::{Case, Fault, Kind, any_case};
 use kubelet::Kubelet;
@@ -46,7 +46,7 @@ const MUST_BE_REACHED: &[&str] = &[
     "by the kubelet, Cleared",
     "by the kubelet, Kept",
     "by the kubelet, Shielded",
-    "a replay is handed over",
+    "a replay falls back",
     "a restart replaces another, or follows it",
     "it begins anew",
     "another goes on: Down",
@@ -75,8 +75,8 @@ const PATIENCE: Ms = 30 * 60_000;
 #[derive(Debug)]
 enum Call {
     Kill(ContainerId),
-    Make(ContainerName, ContainerId, Round),
-    Replay(ContainerName, Round),
+    Make(ContainerName, ContainerId, Generation),
+    Replay(ContainerName, Generation),
     Remove(ContainerId),
 }
 
@@ -95,7 +95,7 @@ impl Call {
 enum Job {
     Exit(ContainerId, ExitCode),
     ExitNews(ContainerId, ExitCode),
-    Knock(ContainerId),
+    HookStarts(ContainerId),
     HookGivesUp(ContainerId),
     Appear(ContainerId),
     Collect,
@@ -113,15 +113,15 @@ enum Job {
     Work(u32),
     Announced(u32),
     Recovered(u32),
-    Replayed(u32, ContainerId, Round),
+    Replayed(u32, ContainerId, Generation),
     NoHook(u32, ContainerId),
     AskForCode(u32, ContainerId),
     LearnCode(u32, ContainerId),
     Verify(u32, ContainerId),
     Call(u32, Call),
     Retry(u32, Call),
-    Made(u32, ContainerName, ContainerId, Round),
-    Told(u32, ContainerName, ContainerId, Round),
+    Made(u32, ContainerName, ContainerId, Generation),
+    Told(u32, ContainerName, ContainerId, Generation),
 }
 
 impl Job {
@@ -226,7 +226,7 @@ impl World {
                     .create(1, name, Maker::Kubelet, Is::Exited(case.code));
             }
             let id = self.runtime.create(2, name, Maker::Kubelet, is);
-            self.runtime.containers.get_mut(&id).unwrap().hooked = case.bare != Some(at);
+            self.runtime.containers.get_mut(&id).unwrap().hooked = case.unhooked != Some(at);
             if at == case.trigger {
                 self.after(0, Job::Exit(id, case.code));
             } else if let Some((_, when, code)) = case.own_exit.filter(|own| own.0 == at) {
@@ -297,7 +297,7 @@ impl World {
             Job::ExitNews(id, code) => {
                 self.tell(|pod, now| pod.ended(&id, Some(code), now));
             }
-            Job::Knock(id) => self.hook_starts(&id),
+            Job::HookStarts(id) => self.hook_starts(&id),
             Job::HookGivesUp(id) => self.hook_gives_up(&id),
             Job::Appear(id) => self.appear(&id),
             Job::Collect => self.collect(),
@@ -318,7 +318,7 @@ impl World {
             Job::Work(_) => self.work(),
             Job::Announced(_) => self.feed(Event::Announced),
             Job::Recovered(_) => self.recovered(),
-            Job::Replayed(_, id, round) => self.start_replayed(&id, &round),
+            Job::Replayed(_, id, generation) => self.start_replayed(&id, &generation),
             Job::NoHook(_, id) => {
                 self.tell(|pod, now| pod.hook_is_missing(&id, now));
             }
@@ -327,8 +327,8 @@ impl World {
             Job::Verify(_, id) => self.verify(&id),
             Job::Call(_, call) => self.carry_out_call(call),
             Job::Retry(_, call) => self.retry(call),
-            Job::Made(_, name, id, round) => self.stands(name, id, round),
-            Job::Told(_, name, id, round) => self.told(name, id, &round),
+            Job::Made(_, name, id, generation) => self.stands(name, id, generation),
+            Job::Told(_, name, id, generation) => self.told(name, id, &generation),
         }
     }
 

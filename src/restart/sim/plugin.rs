@@ -15,11 +15,12 @@ use crate::kube::{ContainerKind, KubeletFeatures, PodSpec};
 use crate::node::{Instance, InstanceState};
 use crate::policy::{Action, Start, Unread, Written};
 use crate::restart::back_off::{BackOff, Past};
-use crate::restart::machine::{Effect, Event, FoundState, Machine, RELIST_INTERVAL};
+use crate::restart::machine::{Effect, Event, FoundState, Machine};
 use crate::restart::places::Places;
 use crate::restart::plan::{Plan, Starter};
-use crate::restart::pod::{Command, Gate, Known, Pod, Round, Shared};
+use crate::restart::pod::{Command, Gate, Generation, Known, Pod, Shared};
 use crate::restart::record::Record;
+use crate::restart::times::RELIST_INTERVAL;
 
 /// A process of the plugin.
 #[derive(Debug)]
@@ -164,7 +165,7 @@ impl World {
             self.condition = false;
         }
         for id in self.runtime.hooks.clone() {
-            self.knock(&id);
+            self.decide_hold(&id);
         }
         if !connected {
             self.after(10, Job::Connect(self.epoch));
@@ -284,10 +285,10 @@ impl World {
     }
 
     /// A hook asks whether it is to wait.
-    pub(super) fn knock(&mut self, id: &ContainerId) -> bool {
-        let since = self.runtime.knocked.get(id).copied();
+    pub(super) fn decide_hold(&mut self, id: &ContainerId) -> bool {
+        let since = self.runtime.hook_asked.get(id).copied();
         let waited = Duration::from_millis(self.now - since.unwrap_or(self.now));
-        let waits = self.tell(|pod, now| pod.knock(id, waited, now));
+        let waits = self.tell(|pod, now| pod.decide_hold(id, waited, now));
         waits == Some(true)
     }
 
@@ -421,7 +422,7 @@ impl World {
         if !is_new {
             return;
         }
-        let handed_over = last.is_some();
+        let fell_back = last.is_some();
         // What the kubelet does not record cannot be shown to it.
         let stale = self.kubelet.stale;
         self.excuse(stale, "the status is stale");
@@ -437,8 +438,8 @@ impl World {
         let again = self.case.completed.is_some()
             && began.map(|run| &run.name).any(|it| Some(it) == regular);
         self.excuse(again, "a completed container has just begun again");
-        if handed_over {
-            // It is the same restart, handed over. The kubelet may look before an attempt is removed that never ran.
+        if fell_back {
+            // It is the same restart, fallen back. The kubelet may relist before an attempt is removed that never ran.
             let slow = self.case.delays(Kind::Remove);
             let mut inits = self.runtime.containers.values();
             let seen = slow
@@ -448,7 +449,7 @@ impl World {
                 });
             self.excuse(seen, "an attempt that is removed slowly");
             self.decisions.pop();
-            self.reach("a replay is handed over");
+            self.reach("a replay falls back");
         } else if plan.again > 0 {
             self.reach("it begins anew");
         } else if !self.decisions.is_empty() {
@@ -498,9 +499,9 @@ impl World {
                 self.call(stopping, Call::Kill(id));
             }
             Effect::MakePlaceholder(name, like) => {
-                if let Some(round) = plugin.pod.round() {
+                if let Some(generation) = plugin.pod.generation() {
                     let making = self.upto(100);
-                    self.call(making, Call::Make(name, like, round));
+                    self.call(making, Call::Make(name, like, generation));
                 }
             }
             Effect::Remove(id) => self.sweep(id),
@@ -515,15 +516,15 @@ impl World {
                 self.after(asking, Job::Recovered(self.epoch));
             }
             Effect::Replay(names) => {
-                let Some(round) = plugin.pod.round() else {
+                let Some(generation) = plugin.pod.generation() else {
                     return;
                 };
                 for name in names {
                     let making = self.upto(100);
-                    self.call(making, Call::Replay(name, round.clone()));
+                    self.call(making, Call::Replay(name, generation.clone()));
                 }
             }
-            Effect::Release(_) | Effect::Again | Effect::HandOver(_) => {
+            Effect::Release(_) | Effect::Again | Effect::FallBack(_) => {
                 unreachable!("done by the pod")
             }
         }
@@ -571,32 +572,37 @@ impl World {
     }
 
     /// A placeholder stands, and is told of when no relist can have missed it.
-    pub(super) fn stands(&mut self, name: ContainerName, id: ContainerId, round: Round) {
+    pub(super) fn stands(&mut self, name: ContainerName, id: ContainerId, generation: Generation) {
         let from = self.tell(|pod, now| pod.shields_from(&name, Duration::ZERO, now));
         let from = from.flatten().unwrap_or_else(|| self.instant());
         let wait = from.saturating_duration_since(self.instant());
         let wait = Ms::try_from(wait.as_millis()).unwrap();
-        self.after(wait, Job::Told(self.epoch, name, id, round));
+        self.after(wait, Job::Told(self.epoch, name, id, generation));
     }
 
-    pub(super) fn told(&mut self, name: ContainerName, id: ContainerId, round: &Round) {
+    pub(super) fn told(&mut self, name: ContainerName, id: ContainerId, generation: &Generation) {
         self.log.push(format!("{} {id} stands", self.now));
-        self.tell(|pod, now| pod.placeholder_made(name, id, round, now));
+        self.tell(|pod, now| pod.placeholder_made(name, id, generation, now));
     }
 
     /// An attempt is there, and waits to be started.
-    pub(super) fn replay_made(&mut self, name: &ContainerName, id: &ContainerId, round: &Round) {
-        self.tell(|pod, now| pod.attempt_made(&round.0, name, id, Duration::ZERO, now));
+    pub(super) fn replay_made(
+        &mut self,
+        name: &ContainerName,
+        id: &ContainerId,
+        generation: &Generation,
+    ) {
+        self.tell(|pod, now| pod.attempt_made(&generation.0, name, id, Duration::ZERO, now));
     }
 
     /// The plugin starts what it has made, if that is still wanted.
-    pub(super) fn start_replayed(&mut self, id: &ContainerId, round: &Round) {
+    pub(super) fn start_replayed(&mut self, id: &ContainerId, generation: &Generation) {
         let Some(container) = self.runtime.containers.get(id) else {
             return;
         };
         let name = container.name.clone();
         let pod = self.pod().unwrap();
-        if pod.is_replaying(&round.0) {
+        if pod.is_replaying(&generation.0) {
             self.admitted(&name);
             self.start(id);
         } else if !pod.is_shield(id) {

@@ -60,7 +60,7 @@ pub(super) struct Runtime {
     /// Hooks that wait.
     pub(super) hooks: Vec<ContainerId>,
     /// When each began.
-    pub(super) knocked: BTreeMap<ContainerId, Ms>,
+    pub(super) hook_asked: BTreeMap<ContainerId, Ms>,
     made: i64,
 }
 
@@ -157,20 +157,21 @@ impl World {
         let (early, late) = (self.upto(300), self.upto(300));
         self.after(early, Job::ExitNews(id.clone(), code));
         if hooked {
-            self.after(late, Job::Knock(id.clone()));
+            self.after(late, Job::HookStarts(id.clone()));
         } else {
             // With a grace period, shields wait for the ends.
             let seen = code != KILLED || self.case.grace > 0;
-            self.excuse(seen, "an exit that cannot be held");
+            let done = self.case.kind_of(&name) == ContainerKind::Init && code == ExitCode::SUCCESS;
+            self.excuse(seen && !done, "an exit that cannot be held");
             self.after(0, Job::Appear(id.clone()));
         }
     }
 
     /// A hook begins to wait, if there is something to wait for.
     pub(super) fn hook_starts(&mut self, id: &ContainerId) {
-        self.runtime.knocked.insert(id.clone(), self.now);
+        self.runtime.hook_asked.insert(id.clone(), self.now);
         let waits = if self.listening() {
-            self.knock(id)
+            self.decide_hold(id)
         } else {
             self.marked()
         };
@@ -189,14 +190,14 @@ impl World {
     pub(super) fn hook_gives_up(&mut self, id: &ContainerId) {
         if let Some(at) = self.runtime.hooks.iter().position(|it| it == id) {
             let late = self.shields_may_be_late();
-            self.demand(late, || format!("{id} is let go in time"));
+            self.demand(late, || format!("{id} is released in time"));
             self.excuse(true, "a hook gives up");
             self.runtime.hooks.swap_remove(at);
             self.after(0, Job::Appear(id.clone()));
         }
     }
 
-    /// The hooks that the plugin has let go return.
+    /// The hooks that the plugin has released return.
     pub(super) fn settle_hooks(&mut self) {
         if !self.listening() {
             return;
@@ -259,21 +260,21 @@ impl World {
                 Some(Is::Created) => self.after(100, Job::Call(self.epoch, Call::Kill(id))),
                 Some(_) => self.exit(&id, KILLED),
             },
-            Call::Make(name, like, round) => {
+            Call::Make(name, like, generation) => {
                 if !self.runtime.containers.contains_key(&like) {
                     return self.feed(Event::Gone(like));
                 }
                 if !self.may_be_shielded(&like) {
-                    let call = Call::Make(name, like, round);
+                    let call = Call::Make(name, like, generation);
                     return self.after(100, Job::Retry(self.epoch, call));
                 }
                 let maker = Maker::Placeholder;
                 let id = self.runtime.create(self.now, &name, maker, Is::Created);
                 self.tell_created(&id);
                 let answering = self.upto(20);
-                self.after(answering, Job::Made(self.epoch, name, id, round));
+                self.after(answering, Job::Made(self.epoch, name, id, generation));
             }
-            Call::Replay(name, round) => {
+            Call::Replay(name, generation) => {
                 let maker = Maker::Replay;
                 let id = self.runtime.create(self.now, &name, maker, Is::Created);
                 self.tell_created(&id);
@@ -281,9 +282,9 @@ impl World {
                 let starting = self.upto(100) + turn.unwrap_or_default();
                 self.after(
                     starting,
-                    Job::Replayed(self.epoch, id.clone(), round.clone()),
+                    Job::Replayed(self.epoch, id.clone(), generation.clone()),
                 );
-                self.replay_made(&name, &id, &round);
+                self.replay_made(&name, &id, &generation);
             }
             Call::Remove(id) => {
                 let there = self.runtime.containers.get(&id);

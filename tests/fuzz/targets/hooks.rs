@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use reprise::exit_hold::hook::{self, HookArgs};
-use reprise::exit_hold::{Answer, Server};
+use reprise::exit_hold::{HoldDecision, Server};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::oneshot;
@@ -25,7 +25,7 @@ pub(super) fn talk(input: &[u8]) {
 
     PLUGIN.answers(answer);
     hook::run(&PLUGIN.args, state);
-    knock(line);
+    converse(line);
 }
 
 /// A plugin that says what it is told to, once, and lets go of every exit after that.
@@ -61,12 +61,12 @@ impl Impostor {
 }
 
 /// The plugin hears a line, and must say something that ends a hook.
-fn knock(line: &[u8]) {
+fn converse(line: &[u8]) {
     plugin::runtime().block_on(async {
         let socket = dir().join("run/hook.sock");
         let server = Server::bind(&socket).expect("a socket");
         // Dropped at once: the exit is let go.
-        let serve = server.serve(|_| Answer::Wait(oneshot::channel().1));
+        let serve = server.serve(|_| HoldDecision::Wait(oneshot::channel().1));
         let talk = async {
             let mut stream = UnixStream::connect(&socket).await.expect("a server");
             let (mut answers, mut words) = stream.split();

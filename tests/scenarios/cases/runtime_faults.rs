@@ -51,7 +51,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         }
         let name = format!("a_replay_whose_starting_{happens}_is_the_kubelets");
         scenarios.push(Scenario::new(name, Company::Alone, move |stage| {
-            are_handed_over(stage, "StartContainer", fault)
+            fall_back(stage, "StartContainer", fault)
         }));
         let name = format!("exits_are_let_go_when_creating_{happens}");
         scenarios.push(Scenario::new(name, Company::Alone, move |stage| {
@@ -101,11 +101,11 @@ async fn outlast(stage: Stage, method: &'static str, fault: Fault) -> Result<()>
 }
 
 async fn a_replay_whose_creating_fails_once_is_the_kubelets(stage: Stage) -> Result<()> {
-    are_handed_over(stage, "CreateContainer", Fault::Once).await
+    fall_back(stage, "CreateContainer", Fault::Once).await
 }
 
-/// One after another: the hold is too short for all at once to be handed over by a runtime that does not answer.
-async fn are_handed_over(stage: Stage, method: &'static str, fault: Fault) -> Result<()> {
+/// One after another: the hold is too short for all at once to fall back on a runtime that does not answer.
+async fn fall_back(stage: Stage, method: &'static str, fault: Fault) -> Result<()> {
     let proxy = through_proxy(&stage).await?;
     let replayed = ALL
         .iter()

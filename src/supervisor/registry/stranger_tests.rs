@@ -3,14 +3,14 @@
 use serde_json::json;
 
 use super::*;
-use crate::restart::driver::stranger_tests::{RULE, knock, tools};
+use crate::restart::driver::stranger_tests::{RULE, hold_request, tools};
 
 const CODE: Option<ExitCode> = Some(ExitCode(42));
 
 /// The pod default/NAME with UID u1, in a sandbox of its own with one container that runs, called as the sandbox.
-async fn adopt(roster: &Roster, name: &str) -> Arc<Driver> {
+async fn adopt(registry: &Registry, name: &str) -> Arc<Driver> {
     let annotations = [("restart-rules.reprise.dev".to_owned(), RULE.to_owned())];
-    let driver = roster.adopt(&Sighting {
+    let driver = registry.adopt(&Sighting {
         sandbox: &name.into(),
         uid: "u1",
         namespace: "default",
@@ -20,7 +20,7 @@ async fn adopt(roster: &Roster, name: &str) -> Arc<Driver> {
     });
     let driver = driver.unwrap();
     driver.until_read().await;
-    roster.created(&driver, name.into(), Instance::running("a"));
+    registry.created(&driver, name.into(), Instance::running("a"));
     driver
 }
 
@@ -41,45 +41,51 @@ fn spec(name: &str, uid: &str, deleted: bool, mirror: bool) -> Arc<PodSpec> {
     Arc::new(PodSpec::from_pod(&pod, "node-1").unwrap())
 }
 
-fn roster(dir: &tempfile::TempDir) -> Roster {
-    Roster::new(tools(dir.path()), Pods::default(), HashMap::new())
+fn registry(dir: &tempfile::TempDir) -> Registry {
+    Registry::new(tools(dir.path()), Pods::default(), HashMap::new())
 }
 
 #[tokio::test]
 async fn nothing_that_becomes_of_a_stranger_with_its_uid_reaches_a_pod() {
     let dir = tempfile::tempdir().unwrap();
-    let roster = roster(&dir);
-    let victim = adopt(&roster, "victim").await;
+    let registry = registry(&dir);
+    let victim = adopt(&registry, "victim").await;
     let stranger = |deleted| spec("stranger", "u9", deleted, true);
     assert_eq!(stranger(false).uid, victim.pod().uid);
-    roster.pod_changed(PodChange::Applied(stranger(false)));
-    roster.pod_changed(PodChange::Deleted(stranger(true)));
-    roster.ended(&"victim".into(), CODE);
-    assert!(matches!(roster.knock(&knock("victim")), Answer::Wait(_)));
+    registry.pod_changed(PodChange::Applied(stranger(false)));
+    registry.pod_changed(PodChange::Deleted(stranger(true)));
+    registry.ended(&"victim".into(), CODE);
+    assert!(matches!(
+        registry.decide_hold(&hold_request("victim")),
+        HoldDecision::Wait(_)
+    ));
     assert!(victim.is_busy());
 }
 
 #[tokio::test]
 async fn its_own_deletion_reaches_a_pod() {
     let dir = tempfile::tempdir().unwrap();
-    let roster = roster(&dir);
-    let pod = adopt(&roster, "pod").await;
-    roster.pod_changed(PodChange::Applied(spec("pod", "u1", true, false)));
-    roster.ended(&"pod".into(), CODE);
-    assert!(matches!(roster.knock(&knock("pod")), Answer::Go));
+    let registry = registry(&dir);
+    let pod = adopt(&registry, "pod").await;
+    registry.pod_changed(PodChange::Applied(spec("pod", "u1", true, false)));
+    registry.ended(&"pod".into(), CODE);
+    assert!(matches!(
+        registry.decide_hold(&hold_request("pod")),
+        HoldDecision::Go
+    ));
     assert!(!pod.is_busy());
 }
 
 #[tokio::test]
 async fn a_static_pod_restarts_while_its_mirror_is_being_deleted() {
     let dir = tempfile::tempdir().unwrap();
-    let roster = roster(&dir);
-    let pod = adopt(&roster, "web-node-1").await;
-    roster.pod_changed(PodChange::Applied(spec("web-node-1", "m1", true, true)));
-    roster.ended(&"web-node-1".into(), CODE);
+    let registry = registry(&dir);
+    let pod = adopt(&registry, "web-node-1").await;
+    registry.pod_changed(PodChange::Applied(spec("web-node-1", "m1", true, true)));
+    registry.ended(&"web-node-1".into(), CODE);
     assert!(matches!(
-        roster.knock(&knock("web-node-1")),
-        Answer::Wait(_)
+        registry.decide_hold(&hold_request("web-node-1")),
+        HoldDecision::Wait(_)
     ));
     assert!(pod.is_busy());
 }

@@ -9,7 +9,7 @@ use tokio::time::{sleep, timeout};
 use super::stops::{Patience, Stop};
 use crate::cri::{self, ContainerSummary, SandboxSummary};
 use crate::exit_hold::hook::HookArgs;
-use crate::exit_hold::{Answer, Knock};
+use crate::exit_hold::{HoldDecision, HoldRequest};
 use crate::ids::{ContainerId, ExitCode, PodIdentity, PodKey, PodUid, SandboxId};
 use crate::kube::{KubeletFeatures, PodChange, PodSpec, Pods};
 use crate::node::{self, Instance, InstanceState, Maker};
@@ -29,7 +29,7 @@ const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
 
 /// All pods with restart rules.
 #[derive(Debug)]
-pub struct Roster {
+pub struct Registry {
     tools: Arc<Tools>,
     pods: Pods,
     entries: RwLock<Entries>,
@@ -67,8 +67,8 @@ struct Entries {
     of_container: HashMap<ContainerId, SandboxId>,
 }
 
-impl Roster {
-    /// An empty roster. `pasts`: the restarts of pods under another plugin.
+impl Registry {
+    /// An empty registry. `pasts`: the restarts of pods under another plugin.
     #[must_use]
     pub fn new(tools: Arc<Tools>, pods: Pods, pasts: HashMap<SandboxId, Past>) -> Self {
         Self {
@@ -145,10 +145,10 @@ impl Roster {
     }
 
     /// A hook asks.
-    pub fn knock(&self, knock: &Knock) -> Answer {
-        match self.driver_of(&knock.container) {
-            Some(driver) => driver.knock(knock),
-            None => Answer::Go,
+    pub fn decide_hold(&self, request: &HoldRequest) -> HoldDecision {
+        match self.driver_of(&request.container) {
+            Some(driver) => driver.decide_hold(request),
+            None => HoldDecision::Go,
         }
     }
 
@@ -411,8 +411,8 @@ impl Roster {
     /// Whether the runtime runs our hook when this container ends; `None`: it does not tell, or the container is gone.
     ///
     /// Where that cannot be learnt, it is taken for no. If it is yes after all, the restart is only slower: nothing is
-    /// replayed, and what shields the exit is made before anything is killed; a hook that knocks is held as ever. To take it
-    /// for yes would be to kill what cannot be held before it is shielded, and to wait for hooks that never come.
+    /// replayed, and what shields the exit is made before anything is killed; an exit whose hook asks is held as ever. To
+    /// take it for yes would be to kill what cannot be held before it is shielded, and to wait for hooks that never come.
     async fn is_hooked(
         &self,
         driver: &Driver,

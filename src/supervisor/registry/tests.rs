@@ -50,15 +50,15 @@ fn tells(fake: &Fake, id: &str, told: Result<&str, Status>) {
     fake.answers().told.insert(id.to_owned(), told);
 }
 
-fn roster(fake: &Fake, dir: &tempfile::TempDir) -> Roster {
+fn registry(fake: &Fake, dir: &tempfile::TempDir) -> Registry {
     let tools = tools(fake.client(), dir.path());
     let past = [("gone".into(), Past::default())];
-    Roster::new(Arc::new(tools), Pods::default(), past.into())
+    Registry::new(Arc::new(tools), Pods::default(), past.into())
 }
 
-fn is_hooked(roster: &Roster, id: &str) -> Option<bool> {
+fn is_hooked(registry: &Registry, id: &str) -> Option<bool> {
     let id = id.into();
-    roster.driver_of(&id).unwrap().is_hooked(&id)
+    registry.driver_of(&id).unwrap().is_hooked(&id)
 }
 
 #[tokio::test]
@@ -69,9 +69,9 @@ async fn a_container_that_the_runtime_does_not_tell_of_is_taken_for_one_whose_ex
     tells(&fake, "b", Ok(HOOKED));
     tells(&fake, "c", Ok("not JSON"));
     let dir = tempfile::tempdir().unwrap();
-    let roster = roster(&fake, &dir);
-    roster.relist(Vec::new()).await.unwrap();
-    let known = ["a", "b", "c"].map(|id| is_hooked(&roster, id));
+    let registry = registry(&fake, &dir);
+    registry.relist(Vec::new()).await.unwrap();
+    let known = ["a", "b", "c"].map(|id| is_hooked(&registry, id));
     assert_eq!(known, [Some(false), Some(true), Some(false)]);
     // Nobody asks, or speaks of it, again.
     let calls = || {
@@ -82,7 +82,7 @@ async fn a_container_that_the_runtime_does_not_tell_of_is_taken_for_one_whose_ex
             .count()
     };
     let before = calls();
-    roster.relist(Vec::new()).await.unwrap();
+    registry.relist(Vec::new()).await.unwrap();
     assert_eq!(calls(), before);
 }
 
@@ -96,9 +96,9 @@ async fn a_runtime_that_stalls_over_one_container_is_not_away() {
     );
     tells(&fake, "b", Ok(HOOKED));
     let dir = tempfile::tempdir().unwrap();
-    let roster = roster(&fake, &dir);
-    roster.relist(Vec::new()).await.unwrap();
-    assert_eq!(is_hooked(&roster, "b"), Some(true));
+    let registry = registry(&fake, &dir);
+    registry.relist(Vec::new()).await.unwrap();
+    assert_eq!(is_hooked(&registry, "b"), Some(true));
 }
 
 #[tokio::test]
@@ -106,14 +106,14 @@ async fn a_runtime_that_is_away_is_asked_again_and_nothing_is_changed_by_it() {
     let fake = with_containers(&["a"]);
     tells(&fake, "a", Err(Status::unavailable("shutting down")));
     let dir = tempfile::tempdir().unwrap();
-    let roster = roster(&fake, &dir);
-    let error = roster.relist(Vec::new()).await.unwrap_err();
+    let registry = registry(&fake, &dir);
+    let error = registry.relist(Vec::new()).await.unwrap_err();
     assert!(matches!(error, cri::CriError::Away { .. }), "{error}");
-    assert!(roster.driver_of(&"a".into()).is_none());
-    assert!(!roster.read(|entries| entries.taken_over));
+    assert!(registry.driver_of(&"a".into()).is_none());
+    assert!(!registry.read(|entries| entries.taken_over));
     tells(&fake, "a", Ok(HOOKED));
-    roster.relist(Vec::new()).await.unwrap();
-    assert_eq!(is_hooked(&roster, "a"), Some(true));
+    registry.relist(Vec::new()).await.unwrap();
+    assert_eq!(is_hooked(&registry, "a"), Some(true));
 }
 
 #[tokio::test]
@@ -122,10 +122,10 @@ async fn nothing_is_kept_of_containers_that_went_while_nobody_told_of_it() {
     tells(&fake, "a", Ok("not JSON"));
     tells(&fake, "b", Ok(HOOKED));
     let dir = tempfile::tempdir().unwrap();
-    let roster = roster(&fake, &dir);
-    roster.relist(Vec::new()).await.unwrap();
+    let registry = registry(&fake, &dir);
+    registry.relist(Vec::new()).await.unwrap();
     let sizes = || {
-        roster.read(|entries| {
+        registry.read(|entries| {
             let Entries {
                 of_container,
                 untold,
@@ -137,6 +137,6 @@ async fn nothing_is_kept_of_containers_that_went_while_nobody_told_of_it() {
     };
     assert_eq!(sizes(), [2, 1, 0]);
     list(&fake, &["b"]);
-    roster.relist(Vec::new()).await.unwrap();
+    registry.relist(Vec::new()).await.unwrap();
     assert_eq!(sizes(), [1, 0, 0]);
 }

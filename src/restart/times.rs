@@ -1,0 +1,136 @@
+//! How long each part of a restart may take, and how the hold's 8 s ([`exit_hold::LIMIT`]) are spent.
+//!
+//! ```text
+//!  s  0         1         2         3         4         5         6         7         8
+//!     |---------|---------|---------|---------|---------|---------|---------|---------|
+//!     the trigger exits, and its hook asks                                            the hooks give up
+//!     |--------------------------------------------|                        a replay, as planned
+//!     |                                            |------------------------|  REST_OF_HOLD: what is being started by then
+//!     |------------------------| INITS_LIMIT: what its init containers may have taken last time
+//!     |------------------------| LONGEST_WAIT: for its turn among the pods of a burst
+//!     |                                            |-------------------|    FALLBACK_TIME: shields, for the kubelet
+//!     |                                                      |---------|    SHIELDS_TIME: the guard's, after an undo
+//!     |----------------------------------------------------------------|    DOWN_LIMIT: all exits are released
+//!     |                                                                |----|  LAST_MOMENT: if only the guard's shields lack
+//!     |                                                                     |---------|  a busy node's release
+//! ```
+
+use std::time::Duration;
+
+use crate::exit_hold;
+
+/// From the first hold until everything is released, whatever is missing. The hooks give up at 8 s; the rest is
+/// for the release itself on a busy node.
+pub const DOWN_LIMIT: Duration = Duration::from_millis(6500);
+/// How long before that a replay falls back: making placeholders takes time.
+pub(super) const FALLBACK_TIME: Duration = Duration::from_secs(2);
+/// How much longer than [`DOWN_LIMIT`] the guard's placeholders may take, without which the pod fails.
+pub(super) const LAST_MOMENT: Duration = Duration::from_millis(500);
+/// How long a replay whose attempts are being started may go on when it should fall back.
+pub(super) const REST_OF_HOLD: Duration = Duration::from_millis(2500);
+/// For the release, and for hooks that a busy node schedules late.
+const RELEASE_TIME: Duration = Duration::from_secs(1);
+const _: () = {
+    let limit = exit_hold::LIMIT.as_millis() - RELEASE_TIME.as_millis();
+    let falls_back = DOWN_LIMIT.as_millis() - FALLBACK_TIME.as_millis();
+    assert!(DOWN_LIMIT.as_millis() + LAST_MOMENT.as_millis() <= limit);
+    assert!(DOWN_LIMIT.as_millis() + KEPT_TIME.as_millis() <= limit);
+    assert!(falls_back + REST_OF_HOLD.as_millis() <= limit);
+    assert!(INITS_LIMIT.as_millis() < falls_back && LONGEST_WAIT.as_millis() < falls_back);
+    assert!(SHIELDS_TIME.as_millis() < FALLBACK_TIME.as_millis());
+};
+
+/// How long before everything is released a placeholder that stands is told of, whether or not the kubelet may yet act on
+/// a relist from before it was there.
+pub(super) const TELL_TIME: Duration = Duration::from_millis(100);
+/// How long one that is removed in the last moment takes to make again: the hooks wait for longer than this.
+pub(super) const SHIELD_TIME: Duration = Duration::from_millis(500);
+/// How much longer the regular containers' exits are held where the kubelet restarts them, while what goes first is removed.
+pub(super) const KEPT_TIME: Duration = Duration::from_millis(500);
+/// How long before the exits are released the undo of a replay must be through: the guard's placeholders are still to be
+/// made.
+pub(super) const SHIELDS_TIME: Duration = Duration::from_secs(1);
+
+/// While exits are held, the kubelet takes dead containers for living ones, and the hold ends: init containers that
+/// took longer last time are left to it.
+pub(super) const INITS_LIMIT: Duration = Duration::from_millis(2500);
+/// How long a pod whose containers start one after another waits for its turn to be replayed. After that it is left to the
+/// kubelet, while there is time for placeholders: a burst takes seconds to make them.
+pub(super) const LONGEST_WAIT: Duration = Duration::from_millis(2500);
+/// How long a replay whose attempts are being started may go on when exits can be held no longer: calls to the runtime
+/// may take 10 s.
+pub(super) const IN_FLIGHT_LIMIT: Duration = Duration::from_secs(6);
+/// How long attempts that shield the exits before them may wait to be started: hundreds of pods that restart at once.
+pub(super) const BURST_LIMIT: Duration = Duration::from_mins(1);
+
+/// What vanishes wakes the kubelet only if it had been seen to run (`generateEvents`, pkg/kubelet/pleg/generic.go). It
+/// relists a second after it has finished the relist before, from 1.36 on also after each sync that started something.
+/// Where that takes longer, the patch of the pod's condition wakes it.
+pub(super) const RELIST_INTERVAL: Duration = Duration::from_millis(1500);
+/// The kubelet lists a pod's containers and then asks for the state of each (`getPodContainerStatuses`,
+/// pkg/kubelet/kuberuntime). If it had listed before what shields an exit was there, and asked after the release, it would
+/// see an exit that nothing shields, or nothing of a container that was removed. On a busy node that takes it this.
+const LONGEST_RELIST: Duration = Duration::from_millis(1500);
+/// A kubelet that has other pods to look after takes longer than a runtime that has not: 120 ms were seen where making
+/// a placeholder took 25.
+const SHORTEST_RELIST: Duration = Duration::from_millis(250);
+/// How many times as long as making a container: half a second was seen where that took 300 ms.
+const RELIST_PER_MAKING: u32 = 3;
+/// From the start of a sidecar to the creation of the next container in one sync of the kubelet. Less than it took to
+/// create and start the sidecar, and on any node between these two.
+const SHORTEST_STEP: Duration = Duration::from_millis(100);
+const LONGEST_STEP: Duration = Duration::from_millis(750);
+
+/// The kubelet retries a failed sync after 10-15 s, and may itself be away for a while.
+pub(super) const RECORD_LIMIT: Duration = Duration::from_mins(10);
+/// Removing containers takes milliseconds; a runtime that is restarted takes seconds.
+pub(super) const CLEAR_LIMIT: Duration = Duration::from_mins(1);
+/// Init containers may be slow. After this the gate no longer keeps any order.
+pub(super) const UP_LIMIT: Duration = Duration::from_mins(10);
+/// After that long, what the kubelet started while no plugin was there stays: it may have run for hours.
+pub(super) const AGAIN_LIMIT: Duration = Duration::from_secs(10);
+
+/// An exit that no hook has announced by then may not be held: the container was made before the plugin, or its hook did
+/// not run. On a busy node the hook may come even later.
+pub(super) const HOOK_LIMIT: Duration = Duration::from_secs(1);
+/// How often the runtime is asked whether an exit whose hook is late can be seen.
+pub(super) const HOOK_INTERVAL: Duration = Duration::from_millis(200);
+/// The exit event is sent before the hook runs; one that is this late was lost, or came before this process.
+pub(super) const EVENT_LIMIT: Duration = Duration::from_millis(300);
+/// How long the kills wait for the pod's condition to be set.
+pub(super) const ANNOUNCE_LIMIT: Duration = Duration::from_millis(150);
+/// How often placeholders are listed of whose removal nobody would tell.
+pub(super) const SHIELDS_INTERVAL: Duration = Duration::from_millis(200);
+/// Between two tries of a call that failed.
+pub(super) const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+/// The runtime's answer to a stop, beyond the grace period.
+pub(super) const STOP_LIMIT: Duration = Duration::from_secs(10);
+/// How long one removal is tried before it is tried afresh.
+pub(super) const REMOVE_LIMIT: Duration = Duration::from_secs(30);
+/// How long a call counts as one of those at once: where it waits for a container to end, the work is done by then.
+pub(super) const TURN: Duration = Duration::from_millis(250);
+/// How long anybody waits for a disk. Exits are held meanwhile.
+pub(super) const DISK_LIMIT: Duration = Duration::from_secs(1);
+
+/// For how long a list of the runtime may have been under way when it is read. That long it is remembered what has been
+/// removed.
+pub const OLDEST_LIST: Duration = Duration::from_mins(5);
+/// NRI may tell of a container a little before the runtime lists it.
+pub(super) const LIST_SLACK: Duration = Duration::from_secs(2);
+/// How long no hook is sent after the runtime made a container without one that it had not made with one. Somebody else
+/// may have been the reason.
+pub(super) const REFUSAL_LASTS: Duration = Duration::from_mins(10);
+
+/// How long the kubelet's relist of one pod may take on a node where making a container took so long.
+#[must_use]
+pub(super) fn time_of_relist(making: Duration) -> Duration {
+    (RELIST_PER_MAKING * making).clamp(SHORTEST_RELIST, LONGEST_RELIST)
+}
+
+/// How soon after a sidecar's start, which took so long, the kubelet may go on in the sync that started it. For its
+/// startup probe to succeed it takes a relist, the probe, and another relist: a second apart until 1.35; from 1.36 on the
+/// first follows the sync, and the second may come at any time after it (`PLEGOnDemandRelist`).
+#[must_use]
+pub(super) fn time_of_step(start: Duration) -> Duration {
+    start.clamp(SHORTEST_STEP, LONGEST_STEP)
+}
