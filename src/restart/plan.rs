@@ -430,7 +430,8 @@ impl Plan {
                 _ if member.name == self.guard => 2,
                 // Those before it have succeeded.
                 ContainerKind::Init if Some(index) == last_replayed => 2,
-                ContainerKind::Regular if member.was_running() => 1,
+                // Where kinds are guessed, it may be the only regular one.
+                ContainerKind::Regular if member.was_running() => 1 + u8::from(!self.ordered),
                 // A completed one is to run again too. What is cleared away is gone before the kubelet starts
                 // anything; if it were seen as waiting first, the kubelet would drop the pod's whole status, the
                 // other shields with it (status_manager.go `checkContainerStateTransition`), and before an init

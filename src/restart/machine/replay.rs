@@ -188,8 +188,15 @@ impl Machine {
 
     /// How many, if its exit is seen before its attempt has been started. One that was made is as good as one.
     fn lacks_shields(&self, index: usize) -> usize {
-        let made = usize::from(self.progress[index].made.is_some());
-        self.lacks_placeholders(index).saturating_sub(made)
+        let progress = &self.progress[index];
+        let made = usize::from(progress.made.is_some());
+        let lacks = if progress.old_is_gone() {
+            // There is no exit to hide, but it must be seen to wait.
+            usize::from(progress.new == NewState::None && progress.placeholders.is_empty())
+        } else {
+            self.lacks_placeholders(index)
+        };
+        lacks.saturating_sub(made)
     }
 
     fn may_go_on(&self) -> bool {

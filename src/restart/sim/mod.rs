@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use proptest::prelude::*;
-use proptest::test_runner::{RngSeed, TestRunner};
+use proptest::test_runner::{FileFailurePersistence, RngSeed, TestRunner};
 
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::node::Maker;
@@ -436,6 +436,9 @@ impl World {
     }
 }
 
+/// Cases that once failed are played first. What fails is added.
+const ONCE_FAILED: &str = "src/restart/sim/once-failed.txt";
+
 /// Plays as many cases as `PROPTEST_CASES` says, the same ones everywhere unless `PROPTEST_RNG_SEED` says otherwise, and
 /// tells how many of them came to what.
 #[test]
@@ -444,7 +447,7 @@ fn whatever_befalls_a_pod_it_restarts_as_it_should() {
     let cases = default.cases.max(FEWEST_CASES);
     let mut runner = TestRunner::new(ProptestConfig {
         cases,
-        failure_persistence: None,
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(ONCE_FAILED))),
         rng_seed: match default.rng_seed {
             RngSeed::Random => RngSeed::Fixed(5532),
             given @ RngSeed::Fixed(_) => given,
