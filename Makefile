@@ -45,6 +45,10 @@ sim: ## Restarts in the simulator: CASES=1000000 SEED=N
 		PROPTEST_RNG_SEED=$$seed PROPTEST_CASES=$(or $(CASES),1000000) \
 		cargo test --locked --release --lib -- --nocapture sim::
 
+.PHONY: planted
+planted: ## Whether the simulator finds bugs that are put in
+	@hack/planted.sh
+
 .PHONY: soak
 soak: ## Restarts while the plugin, the kubelet or the runtime ends at any instant: MINUTES=30 SEED=N
 	@hack/test.sh --only-scenarios --parts 1 1.36.3/2.3.7/1.33.13 1.36.3/2.3.7 -- \

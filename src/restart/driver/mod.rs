@@ -15,8 +15,11 @@ mod tests;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::Instant;
 
+use rustix::process::setpriority_process;
+use rustix::thread::gettid;
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, spawn_blocking};
 
@@ -58,6 +61,9 @@ pub struct Tools {
     pub readers: Readers,
 }
 
+/// The last to get a core (`setpriority(2)`).
+const LEAST_PRIORITY: i32 = 19;
+
 /// Of long annotations, those of one pod are read at a time: however many there are, and whatever is in them, they take one
 /// core, the memory of one, and nothing from those of usual length.
 #[derive(Debug)]
@@ -70,6 +76,20 @@ impl Readers {
     async fn turn(&self) -> Option<SemaphorePermit<'_>> {
         // Nobody closes it.
         self.0.acquire().await.ok()
+    }
+
+    /// In a thread that leaves the cores to those who answer. `None`: it has panicked, or there are no more threads.
+    async fn read(&self, annotations: Unread) -> Option<Written> {
+        let _turn = self.turn().await;
+        let (read, written) = oneshot::channel();
+        let reader = thread::Builder::new().name("annotations".into());
+        let spawned = reader.spawn(move || {
+            // Without it, it is only less polite.
+            let _ = setpriority_process(Some(gettid()), LEAST_PRIORITY);
+            let _ = read.send(Written::read(&annotations));
+        });
+        spawned.ok()?;
+        written.await.ok()
     }
 }
 
@@ -178,14 +198,15 @@ impl Driver {
     /// Reads what the pod's author wrote, away from the tasks that answer the runtime: it asks about one container at a
     /// time (`Adaptation.CreateContainer` in NRI's `pkg/adaptation` holds a lock), whosever it is.
     async fn read(self: Arc<Self>, annotations: Unread) {
-        let turn = match annotations.len() {
-            0..=Readers::USUAL => None,
-            _ => self.tools.readers.turn().await,
+        let written = if annotations.len() <= Readers::USUAL {
+            spawn_blocking(move || Written::read(&annotations))
+                .await
+                .ok()
+        } else {
+            self.tools.readers.read(annotations).await
         };
-        let read = spawn_blocking(move || Written::read(&annotations)).await;
-        drop(turn);
-        let written = read.unwrap_or_else(|panic| {
-            tracing::error!(pod = %self.pod.key, %panic, "the annotations cannot be read, which is a bug: the pod runs as without the plugin");
+        let written = written.unwrap_or_else(|| {
+            tracing::error!(pod = %self.pod.key, "the annotations cannot be read, which is a bug: the pod runs as without the plugin");
             Written::default()
         });
         self.tell(|pod, now| pod.written(written, now));
