@@ -262,19 +262,13 @@ impl Machine {
 
     /// Whether a container runs that the gate would not have admitted.
     pub(super) fn intruded(&self) -> bool {
-        let may_run =
-            |index| self.is_turn_of(index) && (self.phase == Phase::Up || self.is_begun(index));
+        let may_run = |index| self.is_turn_of(index) && (self.phase == Phase::Up || self.begun);
         self.plan.way != Way::Shielded
             && self.phase != Phase::Replay
             && (0..self.progress.len()).any(|index| {
                 let runs = matches!(self.progress[index].new, NewState::Running(_));
                 runs && !may_run(index)
             })
-    }
-
-    /// Whether the kubelet has begun with this init container while no plugin was there.
-    fn is_begun(&self, index: usize) -> bool {
-        self.begun && self.plan.members[index].kind == ContainerKind::Init
     }
 
     /// Whether the kubelet has begun with the first init container since the restart was decided: it has recorded what it
