@@ -475,6 +475,27 @@ fn resume(way_of: Shape<'_>, phase: Phase, seen: &[Found], elapsed: u64) -> (Mac
 }
 
 #[test]
+fn what_the_kubelet_began_in_order_since_the_decision_is_left_to_run() {
+    let shape: Shape<'_> = &[("i", Init, DONE), ("a", Regular, RUNS)];
+    let decided = circumstances(Some(RestartPolicy::Never), shape, "a", 42).decided_at_ms;
+    let decided = i64::try_from(decided).unwrap() * 1_000_000;
+    for (created_at, again) in [(decided, false), (decided - 1, true)] {
+        let begun = Found {
+            created_at,
+            ..found("i-1", "i", false, true, FoundState::Running)
+        };
+        let seen = [
+            found("a-0", "a", false, false, FoundState::Exited(None)),
+            found("p-1", "a", true, true, FoundState::Created),
+            begun,
+        ];
+        let (machine, effects) = resume(shape, Phase::Shielded, &seen, 1);
+        assert_eq!(effects.contains(&Effect::Again), again, "{effects:?}");
+        assert!(again || machine.phase() == Phase::Clear);
+    }
+}
+
+#[test]
 fn a_restart_that_the_kubelet_has_gone_on_without_is_over() {
     let shape: Shape<'_> = &[
         ("i", Init, DONE),
