@@ -11,7 +11,7 @@ export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}
 usage() {
     cat <<END
 usage: hack/planted.sh [PATCH]...
-Without a PATCH, all of tests/planted. Some eight minutes on two cores.
+Without a PATCH, all of tests/planted. Some four minutes on two cores.
 END
 }
 

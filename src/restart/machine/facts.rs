@@ -41,7 +41,7 @@ impl Machine {
     pub(super) fn waker_wanted(&self) -> Option<Effect> {
         let wanted =
             self.start_at.is_some() && self.plan.way != Way::Cleared && self.waker.is_none();
-        let guard = self.index_of(&self.plan.guard)?;
+        let guard = self.guard()?;
         let like = self.old_id(guard).filter(|_| wanted)?;
         Some(Effect::MakePlaceholder(WAKER.into(), like))
     }
@@ -123,12 +123,16 @@ impl Machine {
         (0..self.progress.len()).all(|index| !self.lacks_shield(index))
     }
 
+    pub(super) fn guard(&self) -> Option<usize> {
+        self.index_of(&self.plan.guard)
+    }
+
     pub(super) fn is_guard(&self, index: usize) -> bool {
-        self.plan.members[index].name == self.plan.guard
+        self.guard() == Some(index)
     }
 
     pub(super) fn guard_stands(&self) -> bool {
-        let guard = self.index_of(&self.plan.guard);
+        let guard = self.guard();
         guard.is_none_or(|guard| !self.lacks_shield(guard))
     }
 
@@ -139,7 +143,7 @@ impl Machine {
 
     /// Whether it was removed in the generation before this one, with what shielded it.
     pub(super) fn guard_is_gone(&self) -> bool {
-        let index = self.index_of(&self.plan.guard);
+        let index = self.guard();
         index.is_none_or(|index| {
             let guard = &self.progress[index];
             guard.old_is_gone() && guard.placeholders.is_empty()

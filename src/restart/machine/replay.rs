@@ -180,7 +180,7 @@ impl Machine {
 
     /// Whether the exits can be released before their time is up, because what shields them stands.
     fn may_be_seen(&self) -> bool {
-        let guard = self.index_of(&self.plan.guard);
+        let guard = self.guard();
         let stands = guard.is_none_or(|index| self.lacks_shields(index) == 0);
         let ends = self.replay.time == Time::BeyondHold && !self.replay.released;
         ends && stands && self.replay.seen_from.is_none() && self.plan.starts_at_once()
@@ -290,13 +290,13 @@ impl Machine {
 
     /// A first placeholder, if it is to have any.
     fn shield_of_guard(&self) -> Option<Effect> {
-        let guard = self.index_of(&self.plan.guard)?;
+        let guard = self.guard()?;
         let shield = self.shields_of(guard).into_iter().next();
         shield.filter(|_| !self.guard_has_placeholder())
     }
 
     pub(super) fn guard_has_placeholder(&self) -> bool {
-        let guard = self.index_of(&self.plan.guard);
+        let guard = self.guard();
         guard.is_some_and(|guard| !self.progress[guard].placeholders.is_empty())
     }
 
