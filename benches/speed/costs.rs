@@ -38,9 +38,9 @@ const HOSTILE: u32 = 10;
 #[derive(Serialize)]
 pub(crate) struct Costs {
     /// Just started, no pod on the node.
-    pub(crate) resident_kib_idle: u64,
-    pub(crate) resident_kib_with_pods: u64,
-    /// The most that it ever was.
+    pub(crate) idle: Resident,
+    pub(crate) with_pods: Resident,
+    /// The most that was ever resident.
     pub(crate) resident_kib_peak: u64,
     pub(crate) binary_bytes: u64,
     pub(crate) create_container_request_bytes: usize,
@@ -49,17 +49,25 @@ pub(crate) struct Costs {
     pub(crate) hook_ms: Vec<f64>,
 }
 
+/// A process's memory.
+#[derive(Clone, Copy, Serialize)]
+pub(crate) struct Resident {
+    pub(crate) kib: u64,
+    /// What is not the page cache's: without the pages of its binary that it has touched.
+    pub(crate) anonymous_kib: u64,
+}
+
 pub(crate) async fn measure(
     node: &Arc<Node>,
     plugin: &Arc<Plugin>,
     options: &Options,
-    resident_kib_idle: u64,
+    idle: Resident,
 ) -> Result<Costs> {
     say(&format!("{} starts of the hook", options.hooks));
     let hook_ms = hook(&plugin.binary, options.hooks)?;
     let stage = Stage::new(Arc::clone(node), Arc::clone(plugin), "bench");
     let measured = with_pods(&stage, options).await;
-    let (resident, peak, handler) = match measured {
+    let (with_pods, peak, handler) = match measured {
         Ok(measured) => measured,
         Err(error) => {
             // Half of them may be there; the first failure is the one to hear of.
@@ -70,8 +78,8 @@ pub(crate) async fn measure(
     say("deleting the pods");
     stage.delete_pods().await?;
     Ok(Costs {
-        resident_kib_idle,
-        resident_kib_with_pods: resident,
+        idle,
+        with_pods,
         resident_kib_peak: peak,
         binary_bytes: std::fs::metadata(&plugin.binary)?.len(),
         create_container_request_bytes: handler.request_bytes,
@@ -82,7 +90,7 @@ pub(crate) async fn measure(
 }
 
 /// Memory, and then, for the same pods, the handler.
-async fn with_pods(stage: &Stage, options: &Options) -> Result<(u64, u64, Handler)> {
+async fn with_pods(stage: &Stage, options: &Options) -> Result<(Resident, u64, Handler)> {
     let mut pods = Vec::new();
     while pods.len() < options.pods {
         let missing = AT_ONCE.min(options.pods - pods.len());
@@ -95,17 +103,19 @@ async fn with_pods(stage: &Stage, options: &Options) -> Result<(u64, u64, Handle
         say(&format!("{} of {} pods run", pods.len(), options.pods));
     }
     let pid = stage.plugin.pid().await?;
-    let resident = resident_kib(pid)?;
+    let memory = resident(pid)?;
     let peak = peak_kib(pid)?;
     stage.plugin.must_be_well().await?;
     stage.plugin.stop().await?;
     let handler = handler(stage, &pods, options.calls).await?;
-    Ok((resident, peak, handler))
+    Ok((memory, peak, handler))
 }
 
-/// Resident memory of a process.
-pub(crate) fn resident_kib(pid: u32) -> Result<u64> {
-    kib(pid, "VmRSS")
+pub(crate) fn resident(pid: u32) -> Result<Resident> {
+    Ok(Resident {
+        kib: kib(pid, "VmRSS")?,
+        anonymous_kib: kib(pid, "RssAnon")?,
+    })
 }
 
 /// The most that it was since the process started.

@@ -7,7 +7,7 @@ use futures::future::try_join_all;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::costs::{peak_kib, resident_kib};
+use crate::costs::{Resident, peak_kib, resident};
 use crate::node::Node;
 use crate::plugin::Plugin;
 use crate::pod::LivePod;
@@ -30,7 +30,7 @@ pub(crate) struct Memory {
     pub(crate) peak_kib: u64,
     /// The most that it was at a start with them.
     pub(crate) peak_kib_at_start: u64,
-    pub(crate) resident_kib: u64,
+    pub(crate) in_the_end: Resident,
 }
 
 /// The plugin's memory with such pods on a real node.
@@ -57,14 +57,14 @@ async fn with_pods(stage: &Stage) -> Result<Memory> {
     plugin.start().await?;
     plugin.until_ready(1).await?;
     let pid = plugin.pid().await?;
-    let (at_start, resident) = (peak_kib(pid)?, resident_kib(pid)?);
+    let (at_start, in_the_end) = (peak_kib(pid)?, resident(pid)?);
     plugin.must_be_well().await?;
     plugin.stop().await?;
     Ok(Memory {
         pods: PODS,
         peak_kib: peak,
         peak_kib_at_start: at_start,
-        resident_kib: resident,
+        in_the_end,
     })
 }
 

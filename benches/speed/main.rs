@@ -130,7 +130,7 @@ async fn measure(
     let hostile = hostile::memory(node, plugin).await?;
     plugin.start().await?;
     plugin.until_ready(1).await?;
-    let idle = costs::resident_kib(plugin.pid().await?)?;
+    let idle = costs::resident(plugin.pid().await?)?;
     let restarts = restarts::measure(node, plugin, &options).await?;
     let bursts = bursts::measure(node, plugin, &options).await?;
     let costs = costs::measure(node, plugin, &options, idle).await?;

@@ -153,19 +153,25 @@ fn costs(text: &mut String, results: &Results) -> std::fmt::Result {
     }
     writeln!(
         text,
-        "\n| size | MiB |\n|---|--:|\n\
-         | resident memory, just started | {:.1} |\n\
-         | resident memory with {} pods with rules (at most, since the start) | {:.1} ({:.1}) |\n\
-         | most resident memory with {} hostile pods (at a start with them, in the end) | {:.1} ({:.1}, {:.1}) |\n\
-         | release binary | {:.1} |\n",
-        mib(costs.resident_kib_idle),
+        "\n| size | MiB | of it anonymous |\n|---|--:|--:|\n\
+         | resident memory, just started | {:.1} | {:.1} |\n\
+         | resident memory with {} pods with rules | {:.1} | {:.1} |\n\
+         | the most since the start | {:.1} | |\n\
+         | resident memory with {} hostile pods, after a start with them | {:.1} | {:.1} |\n\
+         | the most with them, made while it runs | {:.1} | |\n\
+         | the most at a start with them | {:.1} | |\n\
+         | release binary | {:.1} | |\n",
+        mib(costs.idle.kib),
+        mib(costs.idle.anonymous_kib),
         options.pods,
-        mib(costs.resident_kib_with_pods),
+        mib(costs.with_pods.kib),
+        mib(costs.with_pods.anonymous_kib),
         mib(costs.resident_kib_peak),
         hostile.pods,
+        mib(hostile.in_the_end.kib),
+        mib(hostile.in_the_end.anonymous_kib),
         mib(hostile.peak_kib),
         mib(hostile.peak_kib_at_start),
-        mib(hostile.resident_kib),
         float(costs.binary_bytes) / BYTES_PER_MIB,
     )
 }
@@ -238,7 +244,7 @@ fn targets(text: &mut String, results: &Results) -> std::fmt::Result {
             results.options.pods,
             target::RESIDENT_MIB
         ),
-        Some((mib(costs.resident_kib_with_pods), " MiB")),
+        Some((mib(costs.with_pods.kib), " MiB")),
         below,
         target::RESIDENT_MIB,
     )?;
