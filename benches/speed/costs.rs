@@ -16,7 +16,7 @@ use tokio::net::UnixListener;
 use tokio::time::timeout;
 
 use crate::hostile;
-use crate::machine::value_of;
+use crate::machine::{at_rest, value_of};
 use crate::node::Node;
 use crate::nri::{Answer, Container, CreateContainerRequest, Mount, PodSandbox, Runtime};
 use crate::options::Options;
@@ -44,6 +44,8 @@ pub(crate) struct Costs {
     pub(crate) resident_kib_peak: u64,
     pub(crate) binary_bytes: u64,
     pub(crate) create_container_request_bytes: usize,
+    /// Per cent of its cores' time that the machine was busy when the next two began.
+    pub(crate) busy_percent: f64,
     pub(crate) create_container_us: Vec<f64>,
     pub(crate) create_container_behind_hostile_us: Vec<f64>,
     pub(crate) hook_ms: Vec<f64>,
@@ -83,6 +85,7 @@ pub(crate) async fn measure(
         resident_kib_peak: peak,
         binary_bytes: std::fs::metadata(&plugin.binary)?.len(),
         create_container_request_bytes: handler.request_bytes,
+        busy_percent: handler.busy_percent,
         create_container_us: handler.took_us,
         create_container_behind_hostile_us: handler.behind_hostile_us,
         hook_ms,
@@ -159,6 +162,7 @@ fn hook(binary: &Path, runs: u32) -> Result<Vec<f64>> {
 /// What the handler takes.
 struct Handler {
     request_bytes: usize,
+    busy_percent: f64,
     /// Microseconds from asking about a container of a pod without rules to the answer.
     took_us: Vec<f64>,
     /// The same where one of a pod that means harm has to be asked about first.
@@ -191,6 +195,7 @@ async fn handler(stage: &Stage, pods: &[Arc<LivePod>], calls: u32) -> Result<Han
     for pod in pods {
         until_known(&mut runtime, pod).await?;
     }
+    let busy_percent = at_rest().await?;
     say(&format!(
         "{calls} containers of pods without rules, while {} pods with rules are known",
         pods.len()
@@ -213,6 +218,7 @@ async fn handler(stage: &Stage, pods: &[Arc<LivePod>], calls: u32) -> Result<Han
     }
     Ok(Handler {
         request_bytes,
+        busy_percent,
         took_us,
         behind_hostile_us,
     })

@@ -5,13 +5,19 @@ use std::fs::read_to_string;
 use std::path::Path;
 use std::process::Command;
 use std::thread::available_parallelism;
+use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde::Serialize;
+use tokio::time::sleep;
 
 use crate::node::Node;
 
 const KIB_PER_GIB: f64 = 1024.0 * 1024.0;
+
+/// A machine that is busy for less of its time is at rest.
+const REST_PERCENT: f64 = 10.0;
+const REST_TRIES: u32 = 15;
 
 #[derive(Serialize)]
 pub(crate) struct Machine {
@@ -65,6 +71,34 @@ impl fmt::Display for Machine {
             self.kernel
         )
     }
+}
+
+/// How much of its cores' time the machine has been busy since it started, and had in all, in ticks (`proc_stat(5)`).
+fn ticks() -> Result<(f64, f64)> {
+    let stat = read_to_string("/proc/stat")?;
+    let ticks = stat.split_whitespace().skip(1).take(8).map(str::parse);
+    let ticks: Vec<f64> = ticks.collect::<Result<_, _>>()?;
+    let [_, _, _, idle, iowait, ..] = ticks[..] else {
+        bail!("/proc/stat begins with {ticks:?}")
+    };
+    let all: f64 = ticks.iter().sum();
+    Ok((all - idle - iowait, all))
+}
+
+/// Waits until the machine has little to do beside what is measured, but not for long: per cent of its cores' time
+/// that were in use then.
+pub(crate) async fn at_rest() -> Result<f64> {
+    let mut last = 100.0;
+    for _ in 0..REST_TRIES {
+        let before = ticks()?;
+        sleep(Duration::from_secs(2)).await;
+        let after = ticks()?;
+        last = 100.0 * (after.0 - before.0) / (after.1 - before.1);
+        if last < REST_PERCENT {
+            break;
+        }
+    }
+    Ok(last)
 }
 
 /// The value of the first line `KEY: VALUE` of one of the kernel's files.
