@@ -2,7 +2,7 @@
 //!
 //! The runtime runs an OCI `poststop` hook after a container's processes are gone and before its
 //! status turns EXITED. The [`hook`] asks at the plugin's socket; the [`server`] answers whether to wait.
-//! Both sides give up after [`LIMIT`]: containerd stops waiting for an exit to be handled after 10 s.
+//! Both sides give up after [`LIMIT`]: containerd ends runc, and with it the hold, after 10 s (docs/design.md).
 
 use std::time::Duration;
 
