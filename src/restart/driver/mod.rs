@@ -15,11 +15,8 @@ mod tests;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::Instant;
 
-use rustix::process::setpriority_process;
-use rustix::thread::gettid;
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, spawn_blocking};
 
@@ -61,9 +58,6 @@ pub struct Tools {
     pub readers: Readers,
 }
 
-/// The last to get a core (`setpriority(2)`).
-const LEAST_PRIORITY: i32 = 19;
-
 /// Of long annotations, those of one pod are read at a time: however many there are, and whatever is in them, they take one
 /// core, the memory of one, and nothing from those of usual length.
 #[derive(Debug)]
@@ -76,20 +70,6 @@ impl Readers {
     async fn turn(&self) -> Option<SemaphorePermit<'_>> {
         // Nobody closes it.
         self.0.acquire().await.ok()
-    }
-
-    /// In a thread that leaves the cores to those who answer. `None`: it has panicked, or there are no more threads.
-    async fn read(&self, annotations: Unread) -> Option<Written> {
-        let _turn = self.turn().await;
-        let (read, written) = oneshot::channel();
-        let reader = thread::Builder::new().name("annotations".into());
-        let spawned = reader.spawn(move || {
-            // Without it, it is only less polite.
-            let _ = setpriority_process(Some(gettid()), LEAST_PRIORITY);
-            let _ = read.send(Written::read(&annotations));
-        });
-        spawned.ok()?;
-        written.await.ok()
     }
 }
 
@@ -198,14 +178,13 @@ impl Driver {
     /// Reads what the pod's author wrote, away from the tasks that answer the runtime: it asks about one container at a
     /// time (`Adaptation.CreateContainer` in NRI's `pkg/adaptation` holds a lock), whosever it is.
     async fn read(self: Arc<Self>, annotations: Unread) {
-        let written = if annotations.len() <= Readers::USUAL {
-            spawn_blocking(move || Written::read(&annotations))
-                .await
-                .ok()
+        let _turn = if annotations.len() > Readers::USUAL {
+            self.tools.readers.turn().await
         } else {
-            self.tools.readers.read(annotations).await
+            None
         };
-        let written = written.unwrap_or_else(|| {
+        let written = spawn_blocking(move || Written::read(&annotations)).await;
+        let written = written.unwrap_or_else(|_| {
             tracing::error!(pod = %self.pod.key, "the annotations cannot be read, which is a bug: the pod runs as without the plugin");
             Written::default()
         });
