@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use futures::future::try_join_all;
@@ -29,6 +29,9 @@ use crate::wait::{self, PATIENCE};
 
 /// A kubelet that is given more at once starts each of them later than anyone waits for.
 const AT_ONCE: usize = 10;
+
+/// No runtime makes pods as fast.
+const BETWEEN_HOSTILE: Duration = Duration::from_millis(10);
 
 const CONTAINER: &str = "trainer";
 
@@ -215,6 +218,7 @@ async fn handler(stage: &Stage, pods: &[Arc<LivePod>], calls: u32) -> Result<Han
         let (_, first) = runtime.create_container(&hostile_one(call))?;
         let then = unchanged(&mut runtime, &without_rules(call))?;
         behind_hostile_us.push(first.as_secs_f64() * 1e6 + then);
+        std::thread::sleep(BETWEEN_HOSTILE);
     }
     Ok(Handler {
         request_bytes,

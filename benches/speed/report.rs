@@ -136,7 +136,7 @@ fn costs(text: &mut String, results: &Results) -> std::fmt::Result {
         writeln!(
             text,
             "| the same behind the first container of a pod with hostile annotations, both questions, {} \
-             calls, ms | {:.3} | {:.3} | {:.3} |",
+             calls, 100 a second, ms | {:.3} | {:.3} | {:.3} |",
             calls.count(),
             calls.median(),
             calls.p99(),
