@@ -33,14 +33,12 @@ pub(crate) struct Memory {
     pub(crate) in_the_end: Resident,
 }
 
-/// The plugin's memory with such pods on a real node.
+/// The memory of the plugin, which runs, with such pods on a real node. It is stopped in the end.
 pub(crate) async fn memory(node: &Arc<Node>, plugin: &Arc<Plugin>) -> Result<Memory> {
     let stage = Stage::new(Arc::clone(node), Arc::clone(plugin), "hostile");
     say(&format!(
         "{PODS} pods with hostile annotations and environments"
     ));
-    plugin.start().await?;
-    plugin.until_ready(1).await?;
     let measured = with_pods(&stage).await;
     say("deleting them");
     stage.delete_pods().await?;

@@ -127,10 +127,12 @@ async fn measure(
 ) -> Result<(Results, std::path::PathBuf)> {
     let machine = Machine::of(node, &plugin.binary).await?;
     say(&format!("{machine}"));
-    let hostile = hostile::memory(node, plugin).await?;
     plugin.start().await?;
     plugin.until_ready(1).await?;
     let idle = costs::resident(plugin.pid().await?)?;
+    let hostile = hostile::memory(node, plugin).await?;
+    plugin.start().await?;
+    plugin.until_ready(1).await?;
     let restarts = restarts::measure(node, plugin, &options).await?;
     let bursts = bursts::measure(node, plugin, &options).await?;
     let costs = costs::measure(node, plugin, &options, idle).await?;
