@@ -4,9 +4,10 @@ use std::time::Instant;
 
 use super::Machine;
 use super::progress::{NewState, OldState, Progress};
-use super::terms::{Effect, Found, Outcome, Phase, WAKER};
-use crate::ids::{ContainerId, ContainerName, ExitCode};
+use super::terms::{Effect, Found, FoundState, Outcome, Phase, WAKER};
+use crate::ids::{ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
+use crate::node::Maker;
 use crate::restart::plan::{Member, Way};
 
 impl Machine {
@@ -279,14 +280,13 @@ impl Machine {
     /// saw before. Sidecars it starts again at any time.
     pub(super) fn kubelet_has_begun(&self, found: &[Found]) -> bool {
         let decided = i128::from(self.plan.decided_at_ms) * 1_000_000;
-        let since = |id: &ContainerId| {
-            let found = found.iter().find(|it| it.id == *id);
-            found.is_some_and(|it| i128::from(it.created_at) >= decided)
-        };
+        let mut found = found.iter();
         self.plan.ordered
-            && self.inits().any(|(_, it)| match &it.new {
-                NewState::Running(id) | NewState::Ended(id, _) => since(id),
-                NewState::None => false,
+            && found.any(|it| {
+                let member = self.plan.member(&it.name);
+                let init = member.is_some_and(|member| member.kind == ContainerKind::Init);
+                let began = it.maker == Maker::Kubelet && it.state != FoundState::Created;
+                init && it.new && began && i128::from(it.created_at) >= decided
             })
     }
 }

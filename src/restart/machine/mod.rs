@@ -382,6 +382,11 @@ impl Machine {
         effects
     }
 
+    /// Takes note of what is in the runtime, some of which may have come while nobody was there to tell.
+    pub fn relisted(&mut self, found: &[Found]) {
+        self.begun |= self.kubelet_has_begun(found);
+    }
+
     /// Whether the kubelet may create a container of that name now.
     pub fn admit_create(&mut self, now: Instant, name: &ContainerName) -> (Verdict, Vec<Effect>) {
         let Some(index) = self.index_of(name) else {

@@ -869,3 +869,21 @@ fn no_exit_that_cannot_be_held_comes_before_its_shields() {
     world.settle();
     assert!(world.log.contains(&Effect::Kill("b-0".into())));
 }
+
+#[test]
+fn what_the_kubelet_began_in_order_while_nri_was_away_is_left_to_run() {
+    for relisted in [true, false] {
+        let mut world = all(RestartPolicy::Never, FULL, "a");
+        world.settle();
+        assert_eq!(world.machine.phase(), Phase::Shielded);
+        let since = FoundState::Exited(Some(ExitCode::SUCCESS));
+        let mut init = found("i-1", "i", false, true, since);
+        init.created_at = i64::MAX;
+        if relisted {
+            world.machine.relisted(&[init]);
+        }
+        let started = Event::Started("i".into(), "i-1".into());
+        let effects = world.machine.handle(world.now, started);
+        assert_eq!(effects.contains(&Effect::Again), !relisted);
+    }
+}

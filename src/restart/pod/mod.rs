@@ -367,7 +367,8 @@ impl Pod {
         }
         if let Some(record) = begun {
             self.resume(record, now);
-        } else if self.machine.is_some() {
+        } else if let Some(machine) = &mut self.machine {
+            machine.relisted(&found_by(&self.instances, machine.plan()));
             for (id, name, state) in news {
                 match state {
                     InstanceState::Created => {}
@@ -487,11 +488,7 @@ impl Pod {
 
     fn resume(&mut self, record: Record, now: &Moment) {
         let Record { phase, plan } = record;
-        let found: Vec<Found> = self
-            .instances
-            .iter()
-            .map(|(id, instance)| found(id, instance, &plan))
-            .collect();
+        let found = found_by(&self.instances, &plan);
         let elapsed = now.since(plan.decided_up_ms);
         self.say(Saying::WentOn(plan.id.clone(), phase));
         let trigger = &plan.trigger;
@@ -509,6 +506,12 @@ impl Pod {
         self.apply(effects, now);
         self.commands.push(Command::WatchShields);
     }
+}
+
+/// What is there, to a restart with this plan.
+fn found_by(instances: &Instances, plan: &Plan) -> Vec<Found> {
+    let instances = instances.iter();
+    instances.map(|(id, it)| found(id, it, plan)).collect()
 }
 
 fn found(id: &ContainerId, instance: &Instance, plan: &Plan) -> Found {

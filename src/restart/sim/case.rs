@@ -84,6 +84,8 @@ pub(super) struct Case {
     pub(super) fault: Fault,
     /// When the plugin dies and how long it is away.
     pub(super) deaths: Vec<(Ms, Ms)>,
+    /// When its connection to NRI ends, and for how long there is none.
+    pub(super) cut: Option<(Ms, Ms)>,
     pub(super) deleted: Option<Ms>,
     /// When the API server tells the kubelet something about the pod.
     pub(super) nudges: Vec<Ms>,
@@ -153,6 +155,7 @@ impl Case {
             && self.init_fails.is_none()
             && matches!(self.fault, Fault::None)
             && self.deaths.is_empty()
+            && self.cut.is_none()
             && self.deleted.is_none()
     }
 }
@@ -250,6 +253,7 @@ fn any_pod() -> impl Strategy<Value = Case> {
             inspecting: 0,
             fault: Fault::None,
             deaths: Vec::new(),
+            cut: None,
             deleted: None,
             nudges: Vec::new(),
             collected: 0,
@@ -283,7 +287,9 @@ pub(super) fn any_case() -> impl Strategy<Value = Case> {
         0u64..60_000,
     );
     let luck = prop::collection::vec(any::<u8>(), 0..200);
-    (any_pod(), exits, around, luck).prop_map(|(pod, exits, around, luck)| {
+    // Last, so that what was drawn before stays what it was.
+    let cut = seldom((0u64..5000, 20u64..12_000));
+    (any_pod(), exits, around, luck, cut).prop_map(|(pod, exits, around, luck, cut)| {
         let (own_exit, again, init_fails, back_off, grace, probe, replay, turn, tells) = exits;
         let (spec_known, api, (kubelet, inspecting), fault, deaths, deleted, nudges, collected) =
             around;
@@ -307,6 +313,7 @@ pub(super) fn any_case() -> impl Strategy<Value = Case> {
             inspecting,
             fault,
             deaths,
+            cut,
             deleted,
             nudges,
             collected,

@@ -109,6 +109,7 @@ enum Job {
     LetGo,
     Die,
     Come,
+    Cut(Ms),
     Connect(u32),
     Work(u32),
     Announced(u32),
@@ -245,6 +246,9 @@ impl World {
             self.after(when, Job::Die);
             self.after(when + away, Job::Come);
         }
+        if let Some((when, away)) = case.cut {
+            self.after(when, Job::Cut(away));
+        }
         if let Some(when) = case.deleted {
             self.after(when, Job::Delete);
         }
@@ -314,6 +318,7 @@ impl World {
             Job::LetGo => self.let_pod_go(),
             Job::Die => self.dies(),
             Job::Come => self.comes(false),
+            Job::Cut(away) => self.cut(away),
             Job::Connect(_) => self.connect(),
             Job::Work(_) => self.work(),
             Job::Announced(_) => self.feed(Event::Announced),

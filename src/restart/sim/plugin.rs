@@ -83,6 +83,11 @@ impl Plugin {
         self.connected = true;
         self.gate.set(true);
     }
+
+    fn disconnect(&mut self) {
+        self.connected = false;
+        self.gate.set(false);
+    }
 }
 
 fn back_off(case: &Case) -> BackOff {
@@ -170,6 +175,18 @@ impl World {
         if !connected {
             self.after(10, Job::Connect(self.epoch));
         }
+    }
+
+    /// The plugin lives, and NRI neither tells nor asks it anything.
+    pub(super) fn cut(&mut self, away: Ms) {
+        let stage = self.stage();
+        let Some(plugin) = self.plugin.as_mut().filter(|it| it.connected) else {
+            return;
+        };
+        plugin.disconnect();
+        self.reach(format!("NRI is cut: {stage}"));
+        self.died.push(self.now);
+        self.after(away, Job::Connect(self.epoch));
     }
 
     /// A runtime takes no plugin in while exits are held.

@@ -274,9 +274,12 @@ impl World {
                 let answering = self.upto(20);
                 self.after(answering, Job::Made(self.epoch, name, id, generation));
             }
+            // Otherwise its exit could not be held.
+            call @ Call::Replay(..) if self.listening() && !self.connected() => self.retry(call),
             Call::Replay(name, generation) => {
                 let maker = Maker::Replay;
                 let id = self.runtime.create(self.now, &name, maker, Is::Created);
+                self.runtime.containers.get_mut(&id).unwrap().hooked = self.connected();
                 self.tell_created(&id);
                 let turn = self.case.turn.filter(|_| self.case.inits().count() == 0);
                 let starting = self.upto(100) + turn.unwrap_or_default();
