@@ -31,7 +31,7 @@ use crate::wait::{self, PATIENCE};
 const AT_ONCE: usize = 10;
 
 /// No runtime makes pods as fast.
-const BETWEEN_HOSTILE: Duration = Duration::from_millis(10);
+pub(crate) const BETWEEN_HOSTILE: Duration = Duration::from_millis(10);
 
 const CONTAINER: &str = "trainer";
 

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use crate::Results;
 use crate::bursts::POD_KINDS;
+use crate::costs::BETWEEN_HOSTILE;
 use crate::restarts::{PodKind, Way};
 use crate::stats::Sample;
 
@@ -136,8 +137,9 @@ fn costs(text: &mut String, results: &Results) -> std::fmt::Result {
         writeln!(
             text,
             "| the same behind the first container of a pod with hostile annotations, both questions, {} \
-             calls, 100 a second, ms | {:.3} | {:.3} | {:.3} |",
+             calls, {} ms between them, ms | {:.3} | {:.3} | {:.3} |",
             calls.count(),
+            BETWEEN_HOSTILE.as_millis(),
             calls.median(),
             calls.p99(),
             calls.worst()

@@ -131,7 +131,7 @@ pub enum Verdict {
     OutOfOrder,
 }
 
-/// A container that was found in the runtime when the plugin came back.
+/// A container that was found in the runtime when the plugin, or its connection to NRI, came back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
     /// Its id.
