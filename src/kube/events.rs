@@ -13,8 +13,10 @@ use crate::text;
 /// replay has some ten, and hundreds of pods may restart at once.
 const QUEUE: usize = 2048;
 /// The longest note that the API server takes, in bytes whatever its error says (`NoteLengthLimit`,
-/// `pkg/apis/core/validation/events.go`). Reasons and actions, of which it takes 128, are ours and short.
+/// `pkg/apis/core/validation/events.go`). Reasons, of which it takes 128, are ours and short.
 const LONGEST_NOTE: usize = 1024;
+/// Likewise of an action (`ActionLengthLimit`).
+const LONGEST_ACTION: usize = 128;
 /// Likewise of the name of whoever reports; a node's name may have 253 (`ReportingInstanceLengthLimit`).
 const LONGEST_INSTANCE: usize = 128;
 /// How long the API server may take over one event.
@@ -73,7 +75,9 @@ impl Events {
             },
             reason: reason.to_owned(),
             note: Some(note(message)),
-            action: reason.to_owned(),
+            // The recorder makes one series of all events that have this and the reason in common, with the note of the
+            // first: only what says the same is the same.
+            action: text::cut(&text::printable(message), LONGEST_ACTION).into_owned(),
             secondary: None,
         };
         if self.queue.try_send((on, event)).is_err() {
@@ -133,6 +137,27 @@ mod tests {
         assert_eq!(note.len(), LONGEST_NOTE);
         assert!(note.starts_with(&format!("{}\\u{{9b}}xx", "é".repeat(400))));
         assert!(note.ends_with("x…"), "{note}");
+    }
+
+    #[tokio::test]
+    async fn only_events_that_say_the_same_are_a_series() {
+        let (service, mut server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        let events = Events::new(Client::new(service, "default"), "node-1");
+        let pod = PodKey {
+            namespace: "n".to_owned(),
+            name: "p".to_owned(),
+        };
+        for (message, method) in [("a", "POST"), ("b", "POST"), ("a", "PATCH")] {
+            events.publish(&pod, &"u1".into(), EventKind::Normal, "Started", message);
+            let (request, answer) = server.next_request().await.unwrap();
+            assert_eq!(request.method().as_str(), method, "{message}");
+            let body = request.into_body().collect_bytes().await.unwrap();
+            assert_eq!(
+                serde_json::from_slice::<Value>(&body).unwrap()["note"],
+                message
+            );
+            answer.send_response(Response::new(Body::from(body.to_vec())));
+        }
     }
 
     #[tokio::test]
