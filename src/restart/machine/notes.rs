@@ -116,6 +116,7 @@ impl Machine {
                 && shield
                 && seen
                 && self.is_shielding(&name)
+                && self.lacks_placeholders(index) > 0
             {
                 effects.push(Effect::MakePlaceholder(name, like));
                 self.replay.coming += 1;
