@@ -76,7 +76,10 @@ impl fmt::Display for ReplayBlocker {
         match self {
             Self::Asked => write!(f, "start: Kubelet"),
             Self::NoSpec => write!(f, "the pod's spec is not known"),
-            Self::BackOff => write!(f, "a back-off is due"),
+            Self::BackOff => write!(
+                f,
+                "a back-off is due, and the containers start one after another"
+            ),
             Self::GracePeriod => write!(f, "the containers have time to stop"),
             Self::NoGate => write!(f, "no connection to NRI"),
             Self::Many(count) => write!(f, "{count} containers are too many"),

@@ -38,10 +38,11 @@ impl Machine {
         usize::from(self.plan.members[index].placeholders).saturating_sub(standing)
     }
 
-    /// Wanted where nothing else wakes the kubelet when the back-off is over: with `Cleared`, the removals do.
+    /// Wanted where the kubelet is to start something when the back-off is over, and nothing else wakes it: with
+    /// `Cleared`, the removals do.
     pub(super) fn waker_wanted(&self) -> Option<Effect> {
-        let wanted =
-            self.start_at.is_some() && self.plan.way != Way::Cleared && self.waker.is_none();
+        let waits = self.start_at.is_some() && self.waker.is_none();
+        let wanted = waits && self.plan.way != Way::Cleared && !self.replays();
         let guard = self.guard()?;
         let like = self.old_id(guard).filter(|_| wanted)?;
         Some(Effect::MakePlaceholder(WAKER.into(), like))
@@ -106,7 +107,7 @@ impl Machine {
         match self.phase {
             _ if self.needs_no_shield(index) => false,
             _ if self.progress[index].new != NewState::None => false,
-            Phase::Down => !self.replays(),
+            Phase::Down => !self.replays_at_once(),
             Phase::Shielded => true,
             Phase::Up => self.plan.way == Way::Shielded,
             Phase::Replay => self.shields_unstarted(),

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! A back-off is waited for in `Up`, or in `Shielded` where that comes first: everything is down then, and the gate
-//! is shut.
+//! is shut. A replay goes on from `Up` when it is over.
 
 mod facts;
 mod notes;
@@ -142,7 +142,8 @@ impl Machine {
         }
         if machine.replays() {
             effects.push(Effect::Recover);
-        } else {
+        }
+        if !machine.replays_at_once() {
             effects.extend(machine.begin_shields());
         }
         effects.extend(machine.waker_wanted());
@@ -179,9 +180,11 @@ impl Machine {
             .find(|it| it.maker == Maker::Placeholder && it.name == WAKER.into());
         machine.waker = waker.map(|found| found.id.clone());
         let mut effects = machine.announce_again();
-        // What it was to be replayed from was not written down.
+        // What it was to be replayed from was not written down. It is still there in a back-off.
         let why = "the plugin was restarted";
-        if machine.replays() {
+        if machine.replays() && machine.phase != Phase::Replay && machine.start_at.is_some() {
+            effects.push(Effect::Recover);
+        } else if machine.replays() {
             machine.plan.starter = Starter::Kubelet(why.into());
         }
         if machine.phase == Phase::Replay {
@@ -434,7 +437,7 @@ impl Machine {
                 effects.extend(self.kills());
                 true
             }
-            Phase::Down if self.replays() => self.step_before_replay(now, effects),
+            Phase::Down if self.replays_at_once() => self.step_before_replay(now, effects),
             Phase::Replay => self.step_replay(now, effects),
             Phase::Down if self.undoes_first() => false,
             Phase::Down if self.unseen_until.is_some() => false,
@@ -462,6 +465,10 @@ impl Machine {
                 }
                 self.enter(Phase::Up, now, effects);
                 effects.push(Effect::Release(self.olds()));
+                true
+            }
+            Phase::Up if self.may_replay_now() => {
+                self.replay_after_back_off(now, effects);
                 true
             }
             Phase::Up => {

@@ -47,22 +47,44 @@ impl Machine {
         self.plan.starter == Starter::Plugin
     }
 
+    /// Whether that is to be over before the exits are released. Behind shields a back-off can be waited for.
+    pub(super) fn replays_at_once(&self) -> bool {
+        self.replays() && self.plan.back_off_ms == 0
+    }
+
     /// Whether it is replayed, or still can be.
     #[must_use]
     pub fn may_replay(&self) -> bool {
-        self.replays() && matches!(self.phase, Phase::Down | Phase::Replay)
+        let waits = self.plan.back_off_ms > 0 && matches!(self.phase, Phase::Clear | Phase::Up);
+        self.replays() && (waits || matches!(self.phase, Phase::Down | Phase::Replay))
+    }
+
+    /// Whether the exits are released, and all that was to be waited for is over.
+    pub(super) fn may_replay_now(&self) -> bool {
+        let ready = self.replay.recovered && self.start_at.is_none() && self.all_down();
+        ready && self.may_replay()
+    }
+
+    /// The exits are seen, behind what shields them until each container runs.
+    pub(super) fn replay_after_back_off(&mut self, now: Instant, effects: &mut Vec<Effect>) {
+        self.replay.released = true;
+        self.replay.time = Time::BeyondHold;
+        self.enter(Phase::Replay, now, effects);
+        self.deadline = now + BURST_LIMIT;
     }
 
     /// When the kubelet must be left to start what does not run by then.
     pub(super) fn replay_until(&self) -> Option<Instant> {
         let at = self.deadline.checked_sub(FALLBACK_TIME);
-        at.filter(|_| self.may_replay())
+        at.filter(|_| {
+            self.phase == Phase::Replay || (self.phase == Phase::Down && self.replays_at_once())
+        })
     }
 
     pub(super) fn recovered(&mut self, result: Result<(), String>) -> Vec<Effect> {
         match result {
             Ok(()) => self.replay.recovered = true,
-            Err(why) if self.replays() && self.phase == Phase::Down => {
+            Err(why) if self.may_replay() && self.phase != Phase::Replay => {
                 return self.leave_to_kubelet(why);
             }
             Err(_) => {}
@@ -72,9 +94,13 @@ impl Machine {
 
     /// Nothing has been started yet.
     fn leave_to_kubelet(&mut self, why: String) -> Vec<Effect> {
+        let shielded = !self.replays_at_once();
         self.plan.starter = Starter::Kubelet(why);
         let mut effects = vec![Effect::Save];
-        effects.extend(self.begin_shields());
+        if !shielded {
+            effects.extend(self.begin_shields());
+        }
+        effects.extend(self.waker_wanted());
         effects
     }
 
@@ -146,6 +172,7 @@ impl Machine {
                 effects.push(Effect::Release(self.olds()));
             }
             let turns = (0..self.progress.len()).filter(|&index| self.is_turn_of(index));
+            let turns = turns.filter(|&index| self.progress[index].new == NewState::None);
             let names = turns.map(|index| self.plan.members[index].name.clone());
             let mut names: Vec<ContainerName> = names.collect();
             names.retain(|name| self.replay.asked.insert(name.clone()));
@@ -173,7 +200,8 @@ impl Machine {
     /// Under Always the kubelet does no more than try to start again what it sees exited.
     pub(super) fn let_nothing_be_seen_before(&mut self, time: Instant, index: usize) {
         let member = &self.plan.members[index];
-        if member.kind == ContainerKind::Regular && member.restart_policy != RestartPolicy::Always {
+        let unseen = member.kind == ContainerKind::Regular && !self.replay.released;
+        if unseen && member.restart_policy != RestartPolicy::Always {
             self.replay.seen_from = self.replay.seen_from.max(Some(time));
         }
     }

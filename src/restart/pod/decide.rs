@@ -139,7 +139,8 @@ impl Pod {
         let asked = self.policy.as_ref().and_then(|it| it.options().start);
         let start = self.shared.start.asked(asked);
         let spec = self.spec.as_deref();
-        let blocker = if circumstances.back_off_ms > 0 {
+        let at_once = start_at_once(members.iter().copied());
+        let blocker = if circumstances.back_off_ms > 0 && !at_once {
             Some(ReplayBlocker::BackOff)
         } else if circumstances.grace_ms > 0 {
             Some(ReplayBlocker::GracePeriod)
@@ -151,7 +152,7 @@ impl Pod {
         if let Some(blocker) = blocker {
             return Err(blocker);
         }
-        if start_at_once(members) {
+        if at_once {
             return Ok(None);
         }
         self.shared

@@ -47,6 +47,7 @@ const MUST_BE_REACHED: &[&str] = &[
     "by the kubelet, Kept",
     "by the kubelet, Shielded",
     "a replay falls back",
+    "a replay after a back-off",
     "a restart replaces another, or follows it",
     "it begins anew",
     "another goes on: Down",

@@ -15,7 +15,7 @@ use crate::kube::{ContainerKind, KubeletFeatures, PodSpec};
 use crate::node::{Instance, InstanceState};
 use crate::policy::{Action, Start, Unread, Written};
 use crate::restart::back_off::{BackOff, Past};
-use crate::restart::machine::{Effect, Event, FoundState, Machine};
+use crate::restart::machine::{Effect, Event, FoundState, Machine, Phase};
 use crate::restart::places::Places;
 use crate::restart::plan::{Plan, Starter};
 use crate::restart::pod::{Command, Gate, Generation, Known, Pod, Shared};
@@ -391,9 +391,13 @@ impl World {
             self.judge_release();
         }
         let phase = self.machine().map(Machine::phase);
-        if phase != std::mem::replace(&mut self.phase, phase) {
+        let before = std::mem::replace(&mut self.phase, phase);
+        if phase != before {
             let stage = self.stage();
             self.reach(stage);
+        }
+        if (before, phase) == (Some(Phase::Up), Some(Phase::Replay)) {
+            self.reach("a replay after a back-off");
         }
         for command in commands {
             self.settle(command);

@@ -82,7 +82,7 @@ impl World {
         let standing = self.runtime.unstarted().min(known);
         let replays = self
             .machine()
-            .is_some_and(|it| it.plan().starter == Starter::Plugin);
+            .is_some_and(|it| it.plan().starter == Starter::Plugin && plan.back_off_ms == 0);
         self.over.is_some() || replays || plan.way == Way::Kept || standing >= shields
     }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
 
 use super::under;
@@ -19,6 +20,11 @@ use crate::wait::{self, PATIENCE};
 const KUBELETS_SLACK: Duration = Duration::from_secs(25);
 /// A container's first line comes a moment after its start, from which the plugin counts.
 const MOMENT: Duration = Duration::from_secs(1);
+/// In the event, which is to the second.
+const SAID: &str = "Back-off: the pod restarts too often, nothing starts before ";
+const NAMED_TO: Duration = Duration::from_secs(1);
+/// How late what the plugin starts may be.
+const LATE: Duration = Duration::from_secs(1);
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
     use RestartPolicy::{Always, Never, OnFailure};
@@ -27,6 +33,11 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         "that_restarts_in_a_row_waits_ten_seconds_then_twenty",
         waits_ten_seconds_then_twenty,
     );
+    scenarios.extend(under(
+        &[Never, OnFailure, Always],
+        "that_restarts_in_a_row_is_replayed_at_the_time_that_was_named",
+        is_replayed_when_named,
+    ));
     scenarios.extend(scenarios![Shared:
         never_pod_with_inits_that_restarts_in_a_row_waits,
         a_container_that_restarts_alone_in_a_row_waits,
@@ -88,14 +99,18 @@ async fn says_why(pod: &LivePod) -> Result<()> {
         })
         .await?;
     wait::until("an event says until when", PATIENCE, async || {
-        let events = pod.events("BackOff").await?;
-        let messages = events.iter().filter_map(|event| event.message.as_deref());
-        let mut said = messages.filter(|it| {
-            it.starts_with("Back-off: the pod restarts too often, nothing starts before 20")
-        });
-        Ok(said.next().map(|_| ()).ok_or_else(|| format!("{events:?}")))
+        let said = named(pod).await?;
+        Ok(said.map(|_| ()).ok_or_else(|| "no event".to_owned()))
     })
     .await
+}
+
+/// Until when nothing starts, as an event said last.
+async fn named(pod: &LivePod) -> Result<Option<Timestamp>> {
+    let events = pod.events("BackOff").await?;
+    let messages = events.iter().filter_map(|event| event.message.as_deref());
+    let times = messages.filter_map(|it| it.strip_prefix(SAID)?.parse().ok());
+    Ok(times.max())
 }
 
 async fn waits_ten_seconds_then_twenty(stage: Stage, shape: Shape) -> Result<()> {
@@ -110,6 +125,34 @@ async fn waits_ten_seconds_then_twenty(stage: Stage, shape: Shape) -> Result<()>
         says_why(&pod).await?;
         pod.has_restarted(&again.before).await?;
         again.has_waited(&pod, gap)?;
+    }
+    Ok(())
+}
+
+async fn is_replayed_when_named(stage: Stage, shape: Shape) -> Result<()> {
+    let shape = shape
+        .regular("trainer")
+        .regular("logger")
+        .restarts_all("trainer", 42)
+        .started_by("Auto");
+    let pod = stage.running(shape).await?;
+    pod.restarts_all("trainer", 42).await?;
+    for gap in [10, 20] {
+        let again = Again::begin(&pod).await?;
+        pod.has_restarted(&again.before).await?;
+        pod.was_started_again_by("Auto")?;
+        again.has_waited(&pod, gap)?;
+        let named = named(&pod).await?.context("no time was named")?;
+        let named = Duration::try_from(named.duration_since(Timestamp::UNIX_EPOCH))?;
+        let began = last_begun(&pod)?;
+        println!(
+            "note: began {:?} after the second named",
+            began.saturating_sub(named)
+        );
+        ensure!(
+            began >= named && began <= named + NAMED_TO + LATE,
+            "began at {began:?}, not at {named:?}"
+        );
     }
     Ok(())
 }
