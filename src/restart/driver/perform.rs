@@ -215,12 +215,9 @@ impl Driver {
             match made {
                 Ok(id) => {
                     let took = began.elapsed();
-                    let from = self.tell(|pod, now| pod.shields_from(&name, took, now));
-                    if let Some(from) = from {
-                        sleep_until(from.into()).await;
-                    }
-                    let stands = self
-                        .tell(|pod, now| pod.placeholder_made(name.clone(), id, &generation, now));
+                    let stands = self.tell(|pod, now| {
+                        pod.placeholder_made(name.clone(), id, &generation, took, now)
+                    });
                     // Otherwise somebody has removed it meanwhile.
                     if stands {
                         return;

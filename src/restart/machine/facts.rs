@@ -34,7 +34,7 @@ impl Machine {
         if self.progress[index].new != NewState::None {
             return 0;
         }
-        let standing = self.progress[index].placeholders.len();
+        let standing = self.progress[index].placeholders.len() + self.progress[index].fresh.len();
         usize::from(self.plan.members[index].placeholders).saturating_sub(standing)
     }
 
@@ -140,7 +140,8 @@ impl Machine {
 
     /// Whether its shields are missing. What is gone cannot be copied, and shows nothing that a shield could hide.
     pub(super) fn lacks_shield(&self, index: usize) -> bool {
-        !self.progress[index].old_is_gone() && self.lacks_placeholders(index) > 0
+        let fresh = self.progress[index].fresh.len();
+        !self.progress[index].old_is_gone() && self.lacks_placeholders(index) + fresh > 0
     }
 
     /// Whether it was removed in the generation before this one, with what shielded it.
@@ -148,7 +149,7 @@ impl Machine {
         let index = self.guard();
         index.is_none_or(|index| {
             let guard = &self.progress[index];
-            guard.old_is_gone() && guard.placeholders.is_empty()
+            guard.old_is_gone() && !guard.has_placeholder()
         })
     }
 

@@ -20,13 +20,13 @@ mod replay;
 mod terms;
 mod undo;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use super::plan::{Old, Plan, Starter, Way};
 use super::times::{
     AGAIN_LIMIT, CLEAR_LIMIT, DOWN_LIMIT, KEPT_TIME, LAST_MOMENT, RECORD_LIMIT, RELIST_INTERVAL,
-    TELL_TIME, UP_LIMIT, time_of_relist,
+    UP_LIMIT, time_of_relist,
 };
 use crate::exit_hold;
 use crate::ids::{ContainerId, ContainerName};
@@ -107,6 +107,7 @@ impl Machine {
                 old_exit: member.old.as_ref().and_then(Old::code),
                 older: member.older.iter().cloned().collect(),
                 placeholders: BTreeSet::new(),
+                fresh: BTreeMap::new(),
                 made: None,
                 new: NewState::None,
                 admitted: None,
@@ -261,16 +262,8 @@ impl Machine {
     pub fn deadline(&self) -> Option<Instant> {
         let next = self.start_at.into_iter().chain(self.unseen_until);
         let next = next.chain(self.replay_until()).chain(self.seen_from());
-        let next = next.chain(self.undo_until());
+        let next = next.chain(self.undo_until()).chain(self.trusted_from());
         (self.phase != Phase::Over).then(|| next.fold(self.deadline, Instant::min))
-    }
-
-    /// When its placeholders must have been told of at the latest, if exits are held.
-    #[must_use]
-    pub fn shields_until(&self) -> Instant {
-        self.deadline
-            .checked_sub(TELL_TIME)
-            .unwrap_or(self.deadline)
     }
 
     /// Whether exits of what it replaces are held. A replay may have let them go, and wait for a slow init container.
@@ -318,10 +311,8 @@ impl Machine {
         self.members()
             .flat_map(|(member, progress)| {
                 let name = &member.name;
-                progress
-                    .placeholders
-                    .iter()
-                    .map(move |id| (name.clone(), id.clone()))
+                let placeholders = progress.placeholders.iter().chain(progress.fresh.keys());
+                placeholders.map(move |id| (name.clone(), id.clone()))
             })
             .chain(waker)
             .collect()
@@ -356,17 +347,22 @@ impl Machine {
             Event::Held(id) => self.set_old(&id, OldState::Held),
             Event::Exited(id) => self.set_old(&id, OldState::Exited),
             Event::Ended(name, id, code) => effects.extend(self.ended(&name, id, code)),
-            Event::PlaceholderMade(name, id) if name == WAKER.into() && self.start_at.is_some() => {
+            Event::PlaceholderMade(name, id, _)
+                if name == WAKER.into() && self.start_at.is_some() =>
+            {
                 self.waker = Some(id);
             }
             Event::Gone(id) => effects.extend(self.gone(&id, now)),
-            Event::PlaceholderMade(name, id) => {
+            Event::PlaceholderMade(name, id, took) => {
                 self.replay.coming = self.replay.coming.saturating_sub(1);
+                let trusted = now + time_of_relist(took);
+                if let Some(index) = self.index_of(&name) {
+                    self.progress[index].fresh.insert(id.clone(), trusted);
+                }
                 if !self.is_shielding(&name) {
                     // Too late to shield anything.
-                    effects.push(Effect::Remove(id.clone()));
+                    effects.push(Effect::Remove(id));
                 }
-                self.add_placeholder(&name, id);
             }
             Event::Started(name, id) => {
                 effects.extend(self.started(&name, id, now));
@@ -427,6 +423,7 @@ impl Machine {
 
     fn step(&mut self, now: Instant, effects: &mut Vec<Effect>) -> bool {
         let late = now >= self.deadline;
+        self.trust_placeholders(now);
         self.start_at = self.start_at.filter(|&at| now < at);
         self.unseen_until = self.unseen_until.filter(|&until| now < until && !late);
         if self.step_undo(now, effects) {
@@ -608,7 +605,7 @@ impl Machine {
         let mut effects = Vec::new();
         for index in 0..self.progress.len() {
             let progress = &mut self.progress[index];
-            if progress.placeholders.is_empty() {
+            if !progress.has_placeholder() {
                 progress.placeholders.extend(progress.made.take());
             } else if let Some(made) = progress.made.take() {
                 // The kubelet counts from the placeholder, and would take the number that the attempt has.
@@ -630,7 +627,7 @@ impl Machine {
 /// What was being made when the pod was deleted must not stay.
 fn after_the_end(event: Event) -> Vec<Effect> {
     match event {
-        Event::PlaceholderMade(_, id) | Event::Made(_, id, _) => vec![Effect::Remove(id)],
+        Event::PlaceholderMade(_, id, _) | Event::Made(_, id, _) => vec![Effect::Remove(id)],
         _ => Vec::new(),
     }
 }

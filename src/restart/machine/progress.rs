@@ -1,6 +1,6 @@
 //! How far each container of a restart is.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use super::terms::{Found, FoundState};
@@ -32,6 +32,8 @@ pub(super) struct Progress {
     /// Attempts before the old one that are still there.
     pub(super) older: BTreeSet<ContainerId>,
     pub(super) placeholders: BTreeSet<ContainerId>,
+    /// Placeholders that are there, and until when a relist of the kubelet may be under way that has not listed them.
+    pub(super) fresh: BTreeMap<ContainerId, Instant>,
     /// An attempt that a replay has made and not started. Until then it is as good as a placeholder.
     pub(super) made: Option<ContainerId>,
     pub(super) new: NewState,
@@ -44,7 +46,13 @@ pub(super) struct Progress {
 impl Progress {
     /// Whatever was created and never started.
     pub(super) fn unstarted(&self) -> impl Iterator<Item = &ContainerId> {
-        self.placeholders.iter().chain(&self.made)
+        let placeholders = self.placeholders.iter().chain(self.fresh.keys());
+        placeholders.chain(&self.made)
+    }
+
+    /// Those that are there, whether or not the kubelet can have missed them.
+    pub(super) fn has_placeholder(&self) -> bool {
+        !(self.placeholders.is_empty() && self.fresh.is_empty())
     }
 
     /// Whether nothing is left of what ran before.
@@ -70,6 +78,7 @@ impl Progress {
             old_exit: member.old.as_ref().and_then(Old::code),
             older: BTreeSet::new(),
             placeholders: BTreeSet::new(),
+            fresh: BTreeMap::new(),
             made: None,
             new: NewState::None,
             admitted: None,

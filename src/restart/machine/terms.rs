@@ -65,8 +65,8 @@ pub enum Event {
     NotReplayed(ContainerName, String),
     /// It is no longer in the runtime.
     Gone(ContainerId),
-    /// A placeholder for that container stands.
-    PlaceholderMade(ContainerName, ContainerId),
+    /// A placeholder for that container is there. To make it took so long.
+    PlaceholderMade(ContainerName, ContainerId, Duration),
     /// A new attempt of that container runs.
     Started(ContainerName, ContainerId),
     /// The pod is being deleted.

@@ -11,6 +11,9 @@ use crate::restart::plan::tests::{DONE, RUNS, Shape, Was, circumstances};
 use ContainerKind::{Init, Regular, Sidecar};
 use std::collections::BTreeSet;
 
+/// How long making a placeholder takes.
+pub(super) const MADE: Duration = Duration::ZERO;
+
 /// Plays the runtime: answers effects with events, in the order that `shuffle` says.
 pub(super) struct World {
     pub(super) machine: Machine,
@@ -58,7 +61,8 @@ impl World {
                 Effect::MakePlaceholder(name, _) => {
                     self.made += 1;
                     let id = format!("placeholder-{}", self.made).into();
-                    self.pending.push_back(Event::PlaceholderMade(name, id));
+                    self.pending
+                        .push_back(Event::PlaceholderMade(name, id, MADE));
                 }
                 Effect::Release(ids) => self.released.extend(ids),
                 Effect::Remove(id) => {
@@ -86,8 +90,14 @@ impl World {
     }
 
     pub(super) fn handle(&mut self, event: Event) {
+        let shields = matches!(event, Event::PlaceholderMade(..));
         let effects = self.machine.handle(self.now, event);
         self.take(effects);
+        if shields {
+            // No relist can have missed it any more.
+            self.now += time_of_relist(MADE);
+            self.handle(Event::Tick);
+        }
     }
 
     /// Answers everything that is under way.
@@ -206,10 +216,10 @@ fn always_removes_inits_and_sidecars_and_keeps_the_rest_held_meanwhile() {
 fn never_without_inits_releases_only_behind_all_placeholders() {
     let mut world = all(RestartPolicy::Never, PLAIN, "a");
     world.handle(Event::Held("b-0".into()));
-    world.handle(Event::PlaceholderMade("a".into(), "p1".into()));
-    world.handle(Event::PlaceholderMade("a".into(), "p2".into()));
+    world.handle(Event::PlaceholderMade("a".into(), "p1".into(), MADE));
+    world.handle(Event::PlaceholderMade("a".into(), "p2".into(), MADE));
     assert!(world.released.is_empty());
-    world.handle(Event::PlaceholderMade("b".into(), "p3".into()));
+    world.handle(Event::PlaceholderMade("b".into(), "p3".into(), MADE));
     assert_eq!(world.released.len(), 2);
     world.pending.clear();
     world.start("b");
@@ -363,7 +373,7 @@ fn action_restart_concerns_one_container() {
 fn a_container_that_cannot_be_killed_does_not_hold_the_others_for_ever() {
     let mut world = all(RestartPolicy::Never, PLAIN, "a");
     for id in ["shield-1", "shield-2"] {
-        world.handle(Event::PlaceholderMade("a".into(), id.into()));
+        world.handle(Event::PlaceholderMade("a".into(), id.into(), MADE));
     }
     world.now += DOWN_LIMIT;
     world.handle(Event::Tick);
@@ -374,7 +384,7 @@ fn a_container_that_cannot_be_killed_does_not_hold_the_others_for_ever() {
 fn a_pod_whose_guard_could_not_be_shielded_is_left_to_fail_with_its_exits() {
     for shape in [PLAIN, FULL] {
         let mut world = all(RestartPolicy::Never, shape, "a");
-        world.handle(Event::PlaceholderMade("b".into(), "shield-1".into()));
+        world.handle(Event::PlaceholderMade("b".into(), "shield-1".into(), MADE));
         world.now += DOWN_LIMIT;
         world.handle(Event::Tick);
         assert!(world.released.is_empty());
@@ -390,7 +400,7 @@ fn a_pod_whose_guard_could_not_be_shielded_is_left_to_fail_with_its_exits() {
 fn a_container_that_alone_could_not_be_shielded_is_removed_to_start_again() {
     let mut world = all(RestartPolicy::Never, PLAIN, "a");
     for id in ["shield-1", "shield-2"] {
-        world.handle(Event::PlaceholderMade("a".into(), id.into()));
+        world.handle(Event::PlaceholderMade("a".into(), id.into(), MADE));
     }
     world.now += DOWN_LIMIT;
     world.handle(Event::Tick);
@@ -414,7 +424,7 @@ fn a_guard_that_is_shielded_in_the_last_moment_saves_the_pod() {
     world.now += DOWN_LIMIT;
     world.handle(Event::Tick);
     for id in ["shield-1", "shield-2"] {
-        world.handle(Event::PlaceholderMade("a".into(), id.into()));
+        world.handle(Event::PlaceholderMade("a".into(), id.into(), MADE));
     }
     assert_eq!(world.machine.phase(), Phase::Up);
     assert!(world.removed("b-0") && !world.removed("a-0"));
@@ -423,12 +433,12 @@ fn a_guard_that_is_shielded_in_the_last_moment_saves_the_pod() {
 #[test]
 fn a_deleted_pod_is_released_at_once_and_nothing_stays() {
     let mut world = all(RestartPolicy::Never, PLAIN, "a");
-    world.handle(Event::PlaceholderMade("a".into(), "p1".into()));
+    world.handle(Event::PlaceholderMade("a".into(), "p1".into(), MADE));
     world.handle(Event::Deleted);
     assert_eq!(world.finished, Some(Outcome::Deleted));
     assert_eq!(world.released.len(), 2);
     assert!(world.removed("p1"));
-    world.handle(Event::PlaceholderMade("a".into(), "p2".into()));
+    world.handle(Event::PlaceholderMade("a".into(), "p2".into(), MADE));
     assert!(world.removed("p2"), "one that was under way");
     assert_eq!(world.admit_create("a"), Verdict::Admit);
 }
@@ -632,10 +642,10 @@ fn a_container_that_starts_out_of_order_makes_it_begin_anew_but_not_for_ever() {
 #[test]
 fn a_placeholder_that_the_kubelet_collects_is_made_again() {
     let mut world = all(RestartPolicy::Never, PLAIN, "a");
-    let of_a = |it: &Event| matches!(it, Event::PlaceholderMade(name, _) if *name == "a".into());
+    let of_a = |it: &Event| matches!(it, Event::PlaceholderMade(name, ..) if *name == "a".into());
     world.pending.retain(|it| !of_a(it));
     for id in ["shield-1", "shield-2"] {
-        world.handle(Event::PlaceholderMade("a".into(), id.into()));
+        world.handle(Event::PlaceholderMade("a".into(), id.into(), MADE));
     }
     let made = world.made;
     world.handle(Event::Gone("shield-1".into()));
@@ -692,7 +702,7 @@ fn a_round_waits_for_the_kubelet_to_record_what_shields_a_guard_that_is_gone() {
     let now = Instant::now();
     let (mut before, _) = begin_round(plan.clone(), None, now);
     for id in ["p1", "p2"] {
-        before.handle(now, Event::PlaceholderMade("a".into(), id.into()));
+        before.handle(now, Event::PlaceholderMade("a".into(), id.into(), MADE));
     }
     // The kubelet has started the sidecar once more, and what shielded the other is gone with it.
     plan.members[0].old = Some(old("s-1", None));
@@ -701,11 +711,13 @@ fn a_round_waits_for_the_kubelet_to_record_what_shields_a_guard_that_is_gone() {
     for event in [
         Event::Announced,
         Event::Gone("a-0".into()),
-        Event::PlaceholderMade("s".into(), "p3".into()),
+        Event::PlaceholderMade("s".into(), "p3".into(), MADE),
         Event::Held("s-1".into()),
     ] {
         machine.handle(now, event);
     }
+    let now = now + time_of_relist(MADE);
+    machine.handle(now, Event::Tick);
     assert_eq!(machine.phase(), Phase::Shielded);
     machine.admit_create(now, &"a".into());
     assert_eq!(machine.phase(), Phase::Clear);
@@ -722,7 +734,7 @@ fn a_placeholder_of_the_round_before_shields_only_what_has_not_run_since() {
     let now = Instant::now();
     let (mut before, _) = begin_round(plan.clone(), None, now);
     for (name, id) in [("a", "p1"), ("b", "p2"), ("c", "p3")] {
-        before.handle(now, Event::PlaceholderMade(name.into(), id.into()));
+        before.handle(now, Event::PlaceholderMade(name.into(), id.into(), MADE));
     }
     let mut plan = plan;
     plan.members[1].old = Some(old("b-1", None));
@@ -759,17 +771,15 @@ fn backing_off(policy: RestartPolicy, shape: Shape<'_>) -> World {
 fn a_back_off_shuts_the_gate_until_it_is_over_and_then_wakes_the_kubelet() {
     for (policy, shape) in [(RestartPolicy::Never, PLAIN), (RestartPolicy::Always, FULL)] {
         let mut world = backing_off(policy, shape);
+        let over = world.now + Duration::from_secs(40);
         world.settle();
         assert_eq!(world.machine.phase(), Phase::Up);
         assert!(world.released.contains(&"a-0".into()), "nothing is held");
         let first = shape[0].0;
         assert_eq!(world.admit_create(first), Verdict::BackOff);
         let waker = world.machine.waker.clone().expect("nothing else wakes it");
-        assert_eq!(
-            world.machine.deadline(),
-            Some(world.now + Duration::from_secs(40))
-        );
-        world.now += Duration::from_secs(40);
+        assert_eq!(world.machine.deadline(), Some(over));
+        world.now = over;
         world.handle(Event::Tick);
         assert!(world.removed(waker.as_str()));
         assert_eq!(world.admit_create(first), Verdict::Admit);
@@ -780,7 +790,7 @@ fn a_back_off_shuts_the_gate_until_it_is_over_and_then_wakes_the_kubelet() {
 fn a_waker_that_is_made_when_the_back_off_is_over_does_not_stay() {
     let mut world = backing_off(RestartPolicy::Never, PLAIN);
     world.now += Duration::from_secs(40);
-    let waker = Event::PlaceholderMade(WAKER.into(), "w".into());
+    let waker = Event::PlaceholderMade(WAKER.into(), "w".into(), MADE);
     for event in [Event::Tick, waker] {
         world.handle(event);
     }
@@ -843,9 +853,10 @@ fn watchers_are_told_before_anything_is_killed_and_when_all_is_dead() {
     let effects = machine.handle(now, Event::Announced);
     assert_eq!(effects, [Effect::Kill("b-0".into())]);
     for (name, id) in [("a", "p1"), ("a", "p2"), ("b", "p3")] {
-        machine.handle(now, Event::PlaceholderMade(name.into(), id.into()));
+        machine.handle(now, Event::PlaceholderMade(name.into(), id.into(), MADE));
     }
     assert!(machine.told.restarting);
+    let now = now + time_of_relist(MADE);
     let effects = machine.handle(now, Event::Held("b-0".into()));
     assert!(effects.contains(&Effect::Announce(false)));
 }

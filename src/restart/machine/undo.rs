@@ -132,10 +132,10 @@ impl Machine {
                 self.undo.stage = Stage::Unshielding;
                 let shields = inits
                     .iter()
-                    .flat_map(|&index| &self.progress[index].placeholders);
+                    .flat_map(|&index| self.progress[index].unstarted());
                 effects.extend(shields.cloned().map(Effect::Remove));
             }
-            Stage::Unshielding if progress.all(|it| it.placeholders.is_empty()) => {
+            Stage::Unshielding if !progress.any(Progress::has_placeholder) => {
                 let first = self.undoes_first();
                 // Whoever saw the guard wait by now may have seen them.
                 if !first || self.guard_has_placeholder() {

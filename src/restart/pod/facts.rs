@@ -13,7 +13,6 @@ use crate::restart::back_off::Past;
 use crate::restart::machine::{Machine, Phase};
 use crate::restart::plan::{Member, Old, Plan, RestartId, Trigger};
 use crate::restart::record::Record;
-use crate::restart::times::time_of_relist;
 
 /// Which restart, and how often it has begun anew.
 pub(in crate::restart) type Generation = (RestartId, u8);
@@ -98,20 +97,6 @@ impl Pod {
         // One that the kubelet has just created is about to run.
         let lives = instance.is_some_and(|it| !matches!(it.state, InstanceState::Ended(_)));
         !lives || (at_once && self.shared.gate.is_there())
-    }
-
-    /// When a placeholder of that container, which took so long to make and stands now, may be told of: a relist of the
-    /// kubelet may be under way that has not listed it. `None`: at once, it has nothing to hide.
-    pub(in crate::restart) fn shields_from(
-        &self,
-        name: &ContainerName,
-        took: Duration,
-        now: &Moment,
-    ) -> Option<Instant> {
-        let machine = self.machine.as_ref()?;
-        let relisted = now.at + time_of_relist(took);
-        let from = relisted.min(machine.shields_until());
-        machine.is_shielding(name).then_some(from)
     }
 
     /// Whether this container stands for one that the kubelet is to start.

@@ -394,13 +394,14 @@ impl Pod {
         }
     }
 
-    /// A placeholder for that container, which this generation wanted, was made, and whoever could miss it has. Returns
-    /// whether it stands, or is not needed.
+    /// A placeholder for that container, which this generation wanted, was made, which took so long. Returns whether it
+    /// stands, or is not needed.
     pub(super) fn placeholder_made(
         &mut self,
         name: ContainerName,
         id: ContainerId,
         generation: &Generation,
+        took: Duration,
         now: &Moment,
     ) -> bool {
         if self.generation().as_ref() != Some(generation) {
@@ -409,7 +410,7 @@ impl Pod {
         } else if self.removed.contains_key(&id) {
             return false;
         } else {
-            self.feed(Event::PlaceholderMade(name, id), now);
+            self.feed(Event::PlaceholderMade(name, id, took), now);
         }
         true
     }

@@ -123,7 +123,6 @@ enum Job {
     Call(u32, Call),
     Retry(u32, Call),
     Made(u32, ContainerName, ContainerId, Generation),
-    Told(u32, ContainerName, ContainerId, Generation),
 }
 
 impl Job {
@@ -140,8 +139,7 @@ impl Job {
             | Self::Verify(epoch, _)
             | Self::Call(epoch, _)
             | Self::Retry(epoch, _)
-            | Self::Made(epoch, ..)
-            | Self::Told(epoch, ..) => Some(*epoch),
+            | Self::Made(epoch, ..) => Some(*epoch),
             _ => None,
         }
     }
@@ -333,8 +331,7 @@ impl World {
             Job::Verify(_, id) => self.verify(&id),
             Job::Call(_, call) => self.carry_out_call(call),
             Job::Retry(_, call) => self.retry(call),
-            Job::Made(_, name, id, generation) => self.stands(name, id, generation),
-            Job::Told(_, name, id, generation) => self.told(name, id, &generation),
+            Job::Made(_, name, id, generation) => self.stands(name, id, &generation),
         }
     }
 

@@ -592,18 +592,10 @@ impl World {
         self.pod().is_none_or(|pod| pod.may_be_shielded(like))
     }
 
-    /// A placeholder stands, and is told of when no relist can have missed it.
-    pub(super) fn stands(&mut self, name: ContainerName, id: ContainerId, generation: Generation) {
-        let from = self.tell(|pod, now| pod.shields_from(&name, Duration::ZERO, now));
-        let from = from.flatten().unwrap_or_else(|| self.instant());
-        let wait = from.saturating_duration_since(self.instant());
-        let wait = Ms::try_from(wait.as_millis()).unwrap();
-        self.after(wait, Job::Told(self.epoch, name, id, generation));
-    }
-
-    pub(super) fn told(&mut self, name: ContainerName, id: ContainerId, generation: &Generation) {
-        self.log.push(format!("{} {id} stands", self.now));
-        self.tell(|pod, now| pod.placeholder_made(name, id, generation, now));
+    /// A placeholder stands.
+    pub(super) fn stands(&mut self, name: ContainerName, id: ContainerId, generation: &Generation) {
+        let took = Duration::ZERO;
+        self.tell(|pod, now| pod.placeholder_made(name, id, generation, took, now));
     }
 
     /// An attempt is there, and waits to be started.
