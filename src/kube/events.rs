@@ -74,10 +74,10 @@ impl Events {
                 EventKind::Warning => EventType::Warning,
             },
             reason: reason.to_owned(),
-            note: Some(note(message)),
+            note: Some(words(message, LONGEST_NOTE)),
             // The recorder makes one series of all events that have this and the reason in common, with the note of the
             // first: only what says the same is the same.
-            action: text::cut(&text::printable(message), LONGEST_ACTION).into_owned(),
+            action: words(message, LONGEST_ACTION),
             secondary: None,
         };
         if self.queue.try_send((on, event)).is_err() {
@@ -86,8 +86,9 @@ impl Events {
     }
 }
 
-fn note(message: &str) -> String {
-    text::cut(&text::printable(message), LONGEST_NOTE).into_owned()
+/// As much of it as may be written there.
+fn words(message: &str, longest: usize) -> String {
+    text::cut(&text::printable(message), longest).into_owned()
 }
 
 async fn publish_all(recorder: Recorder, mut queue: mpsc::Receiver<(ObjectReference, Event)>) {

@@ -40,9 +40,9 @@ const _: () = {
     assert!(SHIELDS_TIME.as_millis() < FALLBACK_TIME.as_millis());
 };
 
-/// How long before everything is released a placeholder that stands is told of, whether or not the kubelet may yet act on
-/// a relist from before it was there.
-pub(super) const TELL_TIME: Duration = Duration::from_millis(100);
+/// How long before everything is released a placeholder that is there is trusted, whether or not the kubelet may yet act on
+/// a relist from before it was.
+pub(super) const TRUST_TIME: Duration = Duration::from_millis(100);
 /// How long one that is removed in the last moment takes to make again: the hooks wait for longer than this.
 pub(super) const SHIELD_TIME: Duration = Duration::from_millis(500);
 /// How much longer the regular containers' exits are held where the kubelet restarts them, while what goes first is removed.

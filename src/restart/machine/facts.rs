@@ -34,7 +34,7 @@ impl Machine {
         if self.progress[index].new != NewState::None {
             return 0;
         }
-        let standing = self.progress[index].placeholders.len() + self.progress[index].fresh.len();
+        let standing = self.progress[index].placeholders.len();
         usize::from(self.plan.members[index].placeholders).saturating_sub(standing)
     }
 
@@ -140,8 +140,8 @@ impl Machine {
 
     /// Whether its shields are missing. What is gone cannot be copied, and shows nothing that a shield could hide.
     pub(super) fn lacks_shield(&self, index: usize) -> bool {
-        let fresh = self.progress[index].fresh.len();
-        !self.progress[index].old_is_gone() && self.lacks_placeholders(index) + fresh > 0
+        let untrusted = self.progress[index].untrusted().count();
+        !self.progress[index].old_is_gone() && self.lacks_placeholders(index) + untrusted > 0
     }
 
     /// Whether it was removed in the generation before this one, with what shielded it.
@@ -149,7 +149,7 @@ impl Machine {
         let index = self.guard();
         index.is_none_or(|index| {
             let guard = &self.progress[index];
-            guard.old_is_gone() && !guard.has_placeholder()
+            guard.old_is_gone() && guard.placeholders.is_empty()
         })
     }
 

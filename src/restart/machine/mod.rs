@@ -20,7 +20,7 @@ mod replay;
 mod terms;
 mod undo;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::plan::{Old, Plan, Starter, Way};
@@ -106,8 +106,7 @@ impl Machine {
                 }),
                 old_exit: member.old.as_ref().and_then(Old::code),
                 older: member.older.iter().cloned().collect(),
-                placeholders: BTreeSet::new(),
-                fresh: BTreeMap::new(),
+                placeholders: BTreeMap::new(),
                 made: None,
                 new: NewState::None,
                 admitted: None,
@@ -311,7 +310,7 @@ impl Machine {
         self.members()
             .flat_map(|(member, progress)| {
                 let name = &member.name;
-                let placeholders = progress.placeholders.iter().chain(progress.fresh.keys());
+                let placeholders = progress.placeholders.keys();
                 placeholders.map(move |id| (name.clone(), id.clone()))
             })
             .chain(waker)
@@ -357,7 +356,8 @@ impl Machine {
                 self.replay.coming = self.replay.coming.saturating_sub(1);
                 let trusted = now + time_of_relist(took);
                 if let Some(index) = self.index_of(&name) {
-                    self.progress[index].fresh.insert(id.clone(), trusted);
+                    let placeholders = &mut self.progress[index].placeholders;
+                    placeholders.insert(id.clone(), Some(trusted));
                 }
                 if !self.is_shielding(&name) {
                     // Too late to shield anything.
@@ -605,8 +605,9 @@ impl Machine {
         let mut effects = Vec::new();
         for index in 0..self.progress.len() {
             let progress = &mut self.progress[index];
-            if !progress.has_placeholder() {
-                progress.placeholders.extend(progress.made.take());
+            if progress.placeholders.is_empty() {
+                let made = progress.made.take().map(|id| (id, None));
+                progress.placeholders.extend(made);
             } else if let Some(made) = progress.made.take() {
                 // The kubelet counts from the placeholder, and would take the number that the attempt has.
                 effects.push(Effect::Remove(made));

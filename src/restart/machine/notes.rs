@@ -3,10 +3,10 @@
 use std::time::Instant;
 
 use super::Machine;
-use super::progress::{NewState, OldState};
+use super::progress::{NewState, OldState, Progress};
 use super::terms::{Effect, Phase};
 use crate::ids::{ContainerId, ContainerName, ExitCode};
-use crate::restart::times::{SHIELD_TIME, TELL_TIME};
+use crate::restart::times::{SHIELD_TIME, TRUST_TIME};
 
 impl Machine {
     pub(super) fn index_of(&self, name: &ContainerName) -> Option<usize> {
@@ -108,7 +108,7 @@ impl Machine {
             let progress = &mut self.progress[index];
             progress.older.remove(id);
             progress.made.take_if(|made| made == id);
-            let shield = progress.placeholders.remove(id) || progress.fresh.remove(id).is_some();
+            let shield = progress.placeholders.remove(id).is_some();
             let seen = progress.old != Some(OldState::Gone);
             // Whoever tidies up on a node takes what was never started for dead. Another takes its place, also just
             // after the release.
@@ -149,27 +149,28 @@ impl Machine {
     /// Those that no relist can have missed any more hide what is behind them. Shortly before the exits are released they are
     /// taken to do so.
     pub(super) fn trust_placeholders(&mut self, now: Instant) {
-        let ends = now + TELL_TIME >= self.deadline;
-        for progress in &mut self.progress {
-            let trusted = progress
-                .fresh
-                .extract_if(.., |_, from| ends || now >= *from);
-            progress.placeholders.extend(trusted.map(|(id, _)| id));
+        let ends = now + TRUST_TIME >= self.deadline;
+        let placeholders = self
+            .progress
+            .iter_mut()
+            .flat_map(|it| it.placeholders.values_mut());
+        for until in placeholders {
+            until.take_if(|from| ends || now >= *from);
         }
     }
 
     /// When that is next to be looked at.
     pub(super) fn trusted_from(&self) -> Option<Instant> {
-        let fresh = self.progress.iter().flat_map(|it| it.fresh.values());
-        let ends = self.deadline.checked_sub(TELL_TIME);
-        fresh
+        let untrusted = self.progress.iter().flat_map(Progress::untrusted);
+        let ends = self.deadline.checked_sub(TRUST_TIME);
+        untrusted
             .min()
             .map(|from| ends.map_or(*from, |ends| ends.min(*from)))
     }
 
     pub(super) fn add_placeholder(&mut self, name: &ContainerName, id: ContainerId) {
         if let Some(index) = self.index_of(name) {
-            self.progress[index].placeholders.insert(id);
+            self.progress[index].placeholders.insert(id, None);
         }
     }
 

@@ -31,9 +31,8 @@ pub(super) struct Progress {
     pub(super) old_exit: Option<ExitCode>,
     /// Attempts before the old one that are still there.
     pub(super) older: BTreeSet<ContainerId>,
-    pub(super) placeholders: BTreeSet<ContainerId>,
-    /// Placeholders that are there, and until when a relist of the kubelet may be under way that has not listed them.
-    pub(super) fresh: BTreeMap<ContainerId, Instant>,
+    /// Each with the moment until which a relist of the kubelet may be under way that has not listed it; `None`: no longer.
+    pub(super) placeholders: BTreeMap<ContainerId, Option<Instant>>,
     /// An attempt that a replay has made and not started. Until then it is as good as a placeholder.
     pub(super) made: Option<ContainerId>,
     pub(super) new: NewState,
@@ -46,13 +45,12 @@ pub(super) struct Progress {
 impl Progress {
     /// Whatever was created and never started.
     pub(super) fn unstarted(&self) -> impl Iterator<Item = &ContainerId> {
-        let placeholders = self.placeholders.iter().chain(self.fresh.keys());
-        placeholders.chain(&self.made)
+        self.placeholders.keys().chain(&self.made)
     }
 
-    /// Those that are there, whether or not the kubelet can have missed them.
-    pub(super) fn has_placeholder(&self) -> bool {
-        !(self.placeholders.is_empty() && self.fresh.is_empty())
+    /// Placeholders that a relist may have missed.
+    pub(super) fn untrusted(&self) -> impl Iterator<Item = &Instant> {
+        self.placeholders.values().flatten()
     }
 
     /// Whether nothing is left of what ran before.
@@ -77,8 +75,7 @@ impl Progress {
             old: member.old.as_ref().map(|_| OldState::Gone),
             old_exit: member.old.as_ref().and_then(Old::code),
             older: BTreeSet::new(),
-            placeholders: BTreeSet::new(),
-            fresh: BTreeMap::new(),
+            placeholders: BTreeMap::new(),
             made: None,
             new: NewState::None,
             admitted: None,
@@ -92,7 +89,7 @@ impl Progress {
             let is_old = member.old.as_ref().is_some_and(|old| old.id == seen.id);
             match seen.state {
                 _ if seen.maker == Maker::Placeholder && shields(seen) => {
-                    progress.placeholders.insert(seen.id.clone());
+                    progress.placeholders.insert(seen.id.clone(), None);
                 }
                 _ if seen.maker == Maker::Placeholder => {}
                 FoundState::Running if is_old => progress.old = Some(OldState::Running),

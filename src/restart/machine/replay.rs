@@ -94,10 +94,10 @@ impl Machine {
 
     /// Nothing has been started yet.
     fn leave_to_kubelet(&mut self, why: String) -> Vec<Effect> {
-        let shielded = !self.replays_at_once();
+        let unshielded = self.replays_at_once();
         self.plan.starter = Starter::Kubelet(why);
         let mut effects = vec![Effect::Save];
-        if !shielded {
+        if unshielded {
             effects.extend(self.begin_shields());
         }
         effects.extend(self.waker_wanted());
@@ -187,7 +187,7 @@ impl Machine {
     /// all containers and then asks for those of each pod that has changed: what it saw only then, and never in a list,
     /// it would not miss when it has gone (`Relist`, `pkg/kubelet/pleg/generic.go`).
     fn is_unshielded(&self) -> bool {
-        let gone = !self.progress.iter().any(Progress::has_placeholder);
+        let gone = self.progress.iter().all(|it| it.placeholders.is_empty());
         self.replay.released || (gone && self.replay.coming == 0)
     }
 
@@ -220,7 +220,7 @@ impl Machine {
         let made = usize::from(progress.made.is_some());
         let lacks = if progress.old_is_gone() {
             // There is no exit to hide, but it must be seen to wait.
-            usize::from(progress.new == NewState::None && !progress.has_placeholder())
+            usize::from(progress.new == NewState::None && progress.placeholders.is_empty())
         } else {
             self.lacks_placeholders(index)
         };
@@ -325,7 +325,7 @@ impl Machine {
 
     pub(super) fn guard_has_placeholder(&self) -> bool {
         let guard = self.guard();
-        guard.is_some_and(|guard| self.progress[guard].has_placeholder())
+        guard.is_some_and(|guard| !self.progress[guard].placeholders.is_empty())
     }
 
     /// Whether a new attempt of the last init container runs, which the kubelet takes for the pod's state, or has run while

@@ -132,10 +132,10 @@ impl Machine {
                 self.undo.stage = Stage::Unshielding;
                 let shields = inits
                     .iter()
-                    .flat_map(|&index| self.progress[index].unstarted());
+                    .flat_map(|&index| self.progress[index].placeholders.keys());
                 effects.extend(shields.cloned().map(Effect::Remove));
             }
-            Stage::Unshielding if !progress.any(Progress::has_placeholder) => {
+            Stage::Unshielding if progress.all(|it| it.placeholders.is_empty()) => {
                 let first = self.undoes_first();
                 // Whoever saw the guard wait by now may have seen them.
                 if !first || self.guard_has_placeholder() {

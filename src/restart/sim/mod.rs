@@ -168,7 +168,8 @@ struct World {
     condition: bool,
     told: bool,
     decisions: Vec<Plan>,
-    died: Vec<Ms>,
+    /// The plugin has died, or its connection to NRI was cut.
+    was_away: bool,
     /// When the pod failed, succeeded or was deleted.
     over: Option<Ms>,
     /// The pod has ended, and no plugin saw that to its end.
@@ -202,7 +203,7 @@ impl World {
             condition: false,
             told: false,
             decisions: Vec::new(),
-            died: Vec::new(),
+            was_away: false,
             over: None,
             lost: false,
             excused: false,

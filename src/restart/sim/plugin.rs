@@ -185,7 +185,7 @@ impl World {
         };
         plugin.disconnect();
         self.reach(format!("NRI is cut: {stage}"));
-        self.died.push(self.now);
+        self.was_away = true;
         self.after(away, Job::Connect(self.epoch));
     }
 
@@ -205,7 +205,7 @@ impl World {
         let stage = self.stage();
         self.reach(format!("the plugin dies: {stage}"));
         self.plugin = None;
-        self.died.push(self.now);
+        self.was_away = true;
         self.lost |= self.over.is_some();
         for call in self.calls_under_way() {
             if self.upto(1) == 1 {

@@ -60,7 +60,7 @@ impl World {
     /// With a grace period, shields wait for the ends.
     pub(super) fn shields_may_be_late(&self) -> bool {
         let stops_are_slow = self.case.grace > 0 && self.case.delays(Kind::Kill);
-        !self.died.is_empty() || self.case.delays(Kind::Make) || stops_are_slow
+        self.was_away || self.case.delays(Kind::Make) || stops_are_slow
     }
 
     fn excuse_unshielded(&mut self) {
@@ -100,7 +100,7 @@ impl World {
             return;
         };
         // One that comes back may decide on a list from before the last start.
-        let stale: Ms = if self.died.is_empty() { 0 } else { 1000 };
+        let stale: Ms = if self.was_away { 1000 } else { 0 };
         let since = plan.decided_at_ms;
         let due = self.now >= since + plan.back_off_ms;
         let keeps_order = plan.ordered && plan.is_whole_pod() && plan.way != Way::Shielded;
@@ -149,7 +149,7 @@ impl World {
     pub(super) fn all_run(&self) -> bool {
         // A plugin that comes back late leaves alone what has completed.
         let ran = |member: &Member| {
-            self.died.is_empty() || member.old.as_ref().is_none_or(|old| old.exit.is_none())
+            !self.was_away || member.old.as_ref().is_none_or(|old| old.exit.is_none())
         };
         let restarted = |plan: &Plan, name: &ContainerName| plan.member(name).is_some_and(ran);
         let expected = |name: &ContainerName| {
@@ -167,7 +167,7 @@ impl World {
     pub(super) fn look_back(&mut self) {
         if !self.lost && self.plugin.is_some() {
             // Attempts that a runtime makes after the plugin that asked for them has died, the kubelet collects.
-            let late = !self.died.is_empty() && self.case.delays(Kind::Make);
+            let late = self.was_away && self.case.delays(Kind::Make);
             let mut containers = self.runtime.containers.values();
             let left = containers.any(|it| it.is == Is::Created && (it.is_placeholder() || !late));
             let nothing = !left && self.runtime.hooks.is_empty();

@@ -1,5 +1,6 @@
 //! A pod that restarts in a row waits between restarts.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -113,13 +114,19 @@ async fn named(pod: &LivePod) -> Result<Option<Timestamp>> {
     Ok(times.max())
 }
 
-async fn waits_ten_seconds_then_twenty(stage: Stage, shape: Shape) -> Result<()> {
+/// A pod of that shape and two containers, which has restarted.
+async fn restarted_once(stage: &Stage, shape: Shape) -> Result<Arc<LivePod>> {
     let shape = shape
         .regular("trainer")
         .regular("logger")
         .restarts_all("trainer", 42);
     let pod = stage.running(shape).await?;
     pod.restarts_all("trainer", 42).await?;
+    Ok(pod)
+}
+
+async fn waits_ten_seconds_then_twenty(stage: Stage, shape: Shape) -> Result<()> {
+    let pod = restarted_once(&stage, shape).await?;
     for gap in [10, 20] {
         let again = Again::begin(&pod).await?;
         says_why(&pod).await?;
@@ -130,13 +137,7 @@ async fn waits_ten_seconds_then_twenty(stage: Stage, shape: Shape) -> Result<()>
 }
 
 async fn is_replayed_when_named(stage: Stage, shape: Shape) -> Result<()> {
-    let shape = shape
-        .regular("trainer")
-        .regular("logger")
-        .restarts_all("trainer", 42)
-        .started_by("Auto");
-    let pod = stage.running(shape).await?;
-    pod.restarts_all("trainer", 42).await?;
+    let pod = restarted_once(&stage, shape.started_by("Auto")).await?;
     for gap in [10, 20] {
         let again = Again::begin(&pod).await?;
         pod.has_restarted(&again.before).await?;
@@ -185,12 +186,7 @@ async fn a_container_that_restarts_alone_in_a_row_waits(stage: Stage) -> Result<
 }
 
 async fn a_back_off_survives_the_plugin_and_the_kubelet(stage: Stage) -> Result<()> {
-    let shape = Shape::never()
-        .regular("trainer")
-        .regular("logger")
-        .restarts_all("trainer", 42);
-    let pod = stage.running(shape).await?;
-    pod.restarts_all("trainer", 42).await?;
+    let pod = restarted_once(&stage, Shape::never()).await?;
     let again = Again::begin(&pod).await?;
     says_why(&pod).await?;
     stage.plugin.kill().await?;
