@@ -135,7 +135,8 @@ impl Machine {
                 .and_then(|index| machine.old_id(index));
             let made_for_it = before.is_some_and(|it| old.is_some_and(|old| it.replaces(&old)));
             if made_for_it || machine.is_exited(&name) {
-                machine.add_placeholder(&name, id);
+                let until = before.and_then(|it| it.untrusted_until(&id));
+                machine.add_placeholder(&name, id, until);
             } else {
                 effects.push(Effect::Remove(id));
             }
@@ -354,11 +355,7 @@ impl Machine {
             Event::Gone(id) => effects.extend(self.gone(&id, now)),
             Event::PlaceholderMade(name, id, took) => {
                 self.replay.coming = self.replay.coming.saturating_sub(1);
-                let trusted = now + time_of_relist(took);
-                if let Some(index) = self.index_of(&name) {
-                    let placeholders = &mut self.progress[index].placeholders;
-                    placeholders.insert(id.clone(), Some(trusted));
-                }
+                self.add_placeholder(&name, id.clone(), Some(now + time_of_relist(took)));
                 if !self.is_shielding(&name) {
                     // Too late to shield anything.
                     effects.push(Effect::Remove(id));

@@ -168,9 +168,21 @@ impl Machine {
             .map(|from| ends.map_or(*from, |ends| ends.min(*from)))
     }
 
-    pub(super) fn add_placeholder(&mut self, name: &ContainerName, id: ContainerId) {
+    /// Until when that placeholder may have been missed by a relist.
+    pub(super) fn untrusted_until(&self, id: &ContainerId) -> Option<Instant> {
+        let mut progress = self.progress.iter();
+        progress.find_map(|it| *it.placeholders.get(id)?)
+    }
+
+    pub(super) fn add_placeholder(
+        &mut self,
+        name: &ContainerName,
+        id: ContainerId,
+        untrusted_until: Option<Instant>,
+    ) {
         if let Some(index) = self.index_of(name) {
-            self.progress[index].placeholders.insert(id, None);
+            let placeholders = &mut self.progress[index].placeholders;
+            placeholders.insert(id, untrusted_until);
         }
     }
 

@@ -724,6 +724,24 @@ fn a_round_waits_for_the_kubelet_to_record_what_shields_a_guard_that_is_gone() {
 }
 
 #[test]
+fn a_placeholder_of_the_round_before_is_trusted_no_sooner() {
+    let plan = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42).restart_all();
+    let now = Instant::now();
+    let (mut before, _) = begin_round(plan.clone(), None, now);
+    for (name, id) in [("a", "p1"), ("a", "p2"), ("b", "p3")] {
+        before.handle(now, Event::PlaceholderMade(name.into(), id.into(), MADE));
+    }
+    let (mut machine, _) = begin_round(plan, Some(&before), now);
+    for event in [Event::Announced, Event::Held("b-0".into())] {
+        machine.handle(now, event);
+    }
+    assert_eq!(machine.phase(), Phase::Down);
+    assert_eq!(machine.deadline(), Some(now + time_of_relist(MADE)));
+    machine.handle(now + time_of_relist(MADE), Event::Tick);
+    assert_eq!(machine.phase(), Phase::Up);
+}
+
+#[test]
 fn a_placeholder_of_the_round_before_shields_only_what_has_not_run_since() {
     let shape: Shape<'_> = &[
         ("a", Regular, RUNS),
