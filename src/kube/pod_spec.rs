@@ -47,8 +47,9 @@ pub enum ContainerKind {
     Regular,
 }
 
-/// One container of a pod.
-#[derive(Debug, Clone, PartialEq)]
+/// One container of a pod. Read as the API has it, it is a regular one.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(from = "Container")]
 pub struct ContainerSpec {
     /// Its name.
     pub name: ContainerName,
@@ -93,9 +94,8 @@ impl PodSpec {
         let api_uid = meta.uid.as_ref()?;
         let hash = static_uid(meta, node);
         let inits = spec.init_containers.iter().flatten();
-        let inits = inits.map(|container| of_kind(container, init_kind(container)));
-        let regulars = spec.containers.iter();
-        let regulars = regulars.map(|container| of_kind(container, ContainerKind::Regular));
+        let inits = inits.map(|container| ContainerSpec::from(container).before_regular());
+        let regulars = spec.containers.iter().map(ContainerSpec::from);
         Some(Self {
             uid: hash.unwrap_or(api_uid).as_str().into(),
             api_uid: api_uid.as_str().into(),
@@ -103,11 +103,14 @@ impl PodSpec {
                 namespace: meta.namespace.clone()?,
                 name: meta.name.clone()?,
             },
-            restart_policy: restart_policy(spec.restart_policy.as_deref())
-                .unwrap_or(RestartPolicy::Always),
+            restart_policy: pod_policy(spec.restart_policy.as_deref()),
             containers: inits.chain(regulars).collect(),
             ending: hash.is_none() && (meta.deletion_timestamp.is_some() || is_over(pod)),
-            grace: grace(pod),
+            // Whoever deletes a pod may give it another time than the pod asked for.
+            grace: grace(
+                meta.deletion_grace_period_seconds
+                    .or(spec.termination_grace_period_seconds),
+            ),
             restarting: pod.status.as_ref().map(restarting).unwrap_or_default(),
         })
     }
@@ -144,11 +147,8 @@ fn static_uid<'p>(meta: &'p ObjectMeta, node: &str) -> Option<&'p String> {
     annotations.get(CONFIG_HASH).filter(|_| is_mirror)
 }
 
-/// Whoever deletes a pod may give it another time than the pod asked for.
-fn grace(pod: &Pod) -> Duration {
-    let spec = pod.spec.as_ref();
-    let asked = spec.and_then(|spec| spec.termination_grace_period_seconds);
-    let seconds = pod.metadata.deletion_grace_period_seconds.or(asked);
+/// How long containers may take to stop, of what the API says in seconds.
+pub(super) fn grace(seconds: Option<i64>) -> Duration {
     Duration::from_secs(u64::try_from(seconds.unwrap_or(DEFAULT_GRACE)).unwrap_or(0))
 }
 
@@ -160,6 +160,11 @@ fn is_over(pod: &Pod) -> bool {
     matches!(phase, Some("Failed" | "Succeeded"))
 }
 
+/// A pod's policy, of what the API says.
+pub(super) fn pod_policy(text: Option<&str>) -> RestartPolicy {
+    restart_policy(text).unwrap_or(RestartPolicy::Always)
+}
+
 fn restart_policy(text: Option<&str>) -> Option<RestartPolicy> {
     match text? {
         "Always" => Some(RestartPolicy::Always),
@@ -169,20 +174,32 @@ fn restart_policy(text: Option<&str>) -> Option<RestartPolicy> {
     }
 }
 
-fn of_kind(container: &Container, kind: ContainerKind) -> ContainerSpec {
-    ContainerSpec {
-        name: container.name.as_str().into(),
-        kind,
-        restart_policy: restart_policy(container.restart_policy.as_deref()),
-        rules: container.restart_policy_rules.clone().unwrap_or_default(),
-        duties: StartDuty::of(container),
+impl From<&Container> for ContainerSpec {
+    fn from(container: &Container) -> Self {
+        Self {
+            name: container.name.as_str().into(),
+            kind: ContainerKind::Regular,
+            restart_policy: restart_policy(container.restart_policy.as_deref()),
+            rules: container.restart_policy_rules.clone().unwrap_or_default(),
+            duties: StartDuty::of(container),
+        }
     }
 }
 
-fn init_kind(container: &Container) -> ContainerKind {
-    match restart_policy(container.restart_policy.as_deref()) {
-        Some(RestartPolicy::Always) => ContainerKind::Sidecar,
-        _ => ContainerKind::Init,
+impl From<Container> for ContainerSpec {
+    fn from(container: Container) -> Self {
+        Self::from(&container)
+    }
+}
+
+impl ContainerSpec {
+    /// The same among `spec.initContainers`.
+    pub(super) fn before_regular(self) -> Self {
+        let kind = match self.restart_policy {
+            Some(RestartPolicy::Always) => ContainerKind::Sidecar,
+            _ => ContainerKind::Init,
+        };
+        Self { kind, ..self }
     }
 }
 

@@ -1,13 +1,14 @@
 //! Static pods: what the kubelet runs from manifests on the node, with or without an API server.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use k8s_openapi::api::core::v1::Pod;
+use serde::Deserialize;
 
-use super::pod_spec::PodSpec;
+use super::pod_spec::{self, ContainerSpec, PodSpec};
 use crate::ids::{PodIdentity, PodKey};
 use crate::yaml::{self, YamlError};
 
@@ -36,6 +37,33 @@ enum ReadError {
     Io(#[from] io::Error),
     #[error("not a pod: {0}")]
     NoPod(#[from] YamlError),
+    #[error("not a pod, but {1} of {0}")]
+    OtherKind(String, String),
+}
+
+/// What is read of a manifest. The API's own types take 2 KiB for a container of which nothing is written but its name.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Written {
+    api_version: String,
+    kind: String,
+    metadata: WrittenMeta,
+    spec: WrittenSpec,
+}
+
+#[derive(Deserialize)]
+struct WrittenMeta {
+    name: String,
+    namespace: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct WrittenSpec {
+    restart_policy: Option<String>,
+    termination_grace_period_seconds: Option<i64>,
+    init_containers: Option<Vec<ContainerSpec>>,
+    containers: Vec<ContainerSpec>,
 }
 
 impl StaticPods {
@@ -88,7 +116,8 @@ impl StaticPods {
             }
             match read(&path) {
                 Ok(manifest) if self.is_of(&manifest, &pod.key) => {
-                    return Ok(self.spec(manifest, pod).map(|spec| Manifest { path, spec }));
+                    let spec = manifest.spec.of(pod);
+                    return Ok(Some(Manifest { path, spec }));
                 }
                 Ok(_) => {}
                 Err(error) => {
@@ -99,21 +128,11 @@ impl StaticPods {
         Ok(None)
     }
 
-    fn spec(&self, mut manifest: Pod, pod: &PodIdentity) -> Option<PodSpec> {
-        let meta = &mut manifest.metadata;
-        meta.name = Some(pod.key.name.clone());
-        meta.namespace = Some(pod.key.namespace.clone());
-        // The hash of the manifest, which the kubelet has computed.
-        meta.uid = Some(pod.uid.to_string());
-        PodSpec::from_pod(&manifest, &self.node)
-    }
-
     /// The kubelet gives a static pod its manifest's name and the node's (`generatePodName`,
     /// `pkg/kubelet/config/common.go`).
-    fn is_of(&self, pod: &Pod, key: &PodKey) -> bool {
-        let meta = &pod.metadata;
-        let name = meta.name.as_deref().unwrap_or_default();
-        let namespace = meta.namespace.as_deref().unwrap_or("default");
+    fn is_of(&self, manifest: &Written, key: &PodKey) -> bool {
+        let WrittenMeta { name, namespace } = &manifest.metadata;
+        let namespace = namespace.as_deref().unwrap_or("default");
         let name = format!("{name}-{}", self.node.to_lowercase());
         key.name == name && namespace == key.namespace
     }
@@ -130,8 +149,31 @@ impl StaticPods {
     }
 }
 
-fn read(path: &Path) -> Result<Pod, ReadError> {
-    Ok(yaml::document(&fs::read_to_string(path)?)?)
+impl WrittenSpec {
+    /// The pod's spec, as the API server would tell of it.
+    fn of(self, pod: &PodIdentity) -> PodSpec {
+        let inits = self.init_containers.into_iter().flatten();
+        let inits = inits.map(ContainerSpec::before_regular);
+        PodSpec {
+            uid: pod.uid.clone(),
+            // It knows of no mirror.
+            api_uid: pod.uid.clone(),
+            key: pod.key.clone(),
+            restart_policy: pod_spec::pod_policy(self.restart_policy.as_deref()),
+            containers: inits.chain(self.containers).collect(),
+            ending: false,
+            grace: pod_spec::grace(self.termination_grace_period_seconds),
+            restarting: BTreeSet::new(),
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<Written, ReadError> {
+    let manifest: Written = yaml::document(&fs::read_to_string(path)?)?;
+    match (&*manifest.api_version, &*manifest.kind) {
+        ("v1", "Pod") => Ok(manifest),
+        _ => Err(ReadError::OtherKind(manifest.api_version, manifest.kind)),
+    }
 }
 
 #[cfg(test)]
