@@ -251,6 +251,17 @@ impl Reporter {
         self.event(story.pod, EventKind::Warning, "RestartIncomplete", &message);
     }
 
+    /// What the kubelet would have left half alive is stopped.
+    pub fn made_to_fail(&self, story: &Story<'_>, took: Duration) {
+        let why = "the kubelet saw the exit of a container that it never starts again, and had started another: that was stopped, so that the pod fails";
+        tracing::warn!(
+            pod = %story.pod.key, restart = story.restart, took_ms = took.as_millis(),
+            "gave up: {why}"
+        );
+        let message = format!("Gave up: {why}");
+        self.event(story.pod, EventKind::Warning, "RestartIncomplete", &message);
+    }
+
     /// A pod's annotations cannot be used: it runs as without the plugin.
     pub fn invalid_rules(&self, pod: &PodIdentity, error: &dyn fmt::Display) {
         tracing::warn!(pod = %pod.key, %error, "the pod's restart rules are not used");

@@ -164,7 +164,7 @@ impl Driver {
                 sleep(RETRY_INTERVAL).await;
                 // Even when its exit can no longer be held: it cannot start again before it has ended.
                 let mut state = self.lock();
-                if state.pod.is_to_be_replaced(&id) {
+                if state.pod.is_to_end(&id) {
                     continue;
                 }
                 state.kills.remove(&id);
@@ -293,6 +293,7 @@ impl Driver {
             Outcome::InitFailed => reporter.init_failed(&story, took),
             Outcome::Deleted => reporter.deleted_meanwhile(&story, took),
             Outcome::Unshielded => reporter.unshielded(&story, took),
+            Outcome::MadeToFail => reporter.made_to_fail(&story, took),
             Outcome::TimedOut => reporter.gave_up(&story, took, &machine.waiting_for()),
         }
     }

@@ -5,10 +5,10 @@ use std::time::Instant;
 use super::Machine;
 use super::progress::{NewState, OldState, Progress};
 use super::terms::{Effect, Found, FoundState, Outcome, Phase, WAKER};
-use crate::ids::{ContainerName, ExitCode};
+use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::node::Maker;
-use crate::restart::plan::{Member, Way};
+use crate::restart::plan::{Member, Old, Way};
 
 impl Machine {
     /// Each member, and how far it is.
@@ -245,6 +245,40 @@ impl Machine {
             && progress.unstarted().next().is_none()
     }
 
+    /// Whether the pod would go on with some of its containers for ever: the kubelet has seen the exit of one that it does
+    /// not start again (`ShouldContainerBeRestarted`, `pkg/kubelet/container/helpers.go`), and no status is recorded in
+    /// which that runs after all.
+    fn is_halved(&self) -> bool {
+        let seen_for_good = |index: usize| {
+            let member = &self.plan.members[index];
+            let ran = |old: &Old| old.exit.is_none() || old.id == self.plan.trigger.container;
+            member.kind == ContainerKind::Regular
+                && member.restart_policy == RestartPolicy::Never
+                && member.old.as_ref().is_some_and(ran)
+                && self.progress[index].old == Some(OldState::Exited)
+                && self.is_left(index)
+        };
+        self.plan.is_whole_pod() && (0..self.progress.len()).any(seen_for_good)
+    }
+
+    /// What runs of a pod that can only fail.
+    pub(super) fn kills_of_halved(&mut self) -> Vec<Effect> {
+        if !self.is_halved() {
+            return Vec::new();
+        }
+        let regulars = self.plan.members.iter().zip(&self.progress);
+        let regulars = regulars.filter(|(member, _)| member.kind == ContainerKind::Regular);
+        let running = regulars.filter_map(|(_, progress)| match &progress.new {
+            NewState::Running(id) => Some(id.clone()),
+            NewState::None | NewState::Ended(..) => None,
+        });
+        let running: Vec<ContainerId> = running.collect();
+        let news = running.into_iter();
+        news.filter(|id| self.ending.insert(id.clone()))
+            .map(Effect::Kill)
+            .collect()
+    }
+
     pub(super) fn outcome(&self, late: bool) -> Option<Outcome> {
         let init_failed = self
             .members()
@@ -255,9 +289,13 @@ impl Machine {
             });
         if init_failed {
             Some(Outcome::InitFailed)
+        } else if !self.ending.is_empty() {
+            late.then_some(Outcome::TimedOut)
         } else if (0..self.progress.len()).all(|index| self.settled(index)) {
             let left = (0..self.progress.len()).any(|index| self.is_left(index));
-            Some(if left {
+            Some(if self.is_halved() {
+                Outcome::MadeToFail
+            } else if left {
                 Outcome::TimedOut
             } else {
                 Outcome::Completed

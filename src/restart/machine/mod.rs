@@ -20,7 +20,7 @@ mod replay;
 mod terms;
 mod undo;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use super::plan::{Old, Plan, Starter, Way};
@@ -65,6 +65,8 @@ pub struct Machine {
     waker: Option<ContainerId>,
     /// The kubelet goes on by itself (see `leave_rest`).
     left: bool,
+    /// What runs in a pod that is to fail, until it has ended (see `is_halved`).
+    ending: BTreeSet<ContainerId>,
     /// `Clear` removes containers first, then the placeholders that keep the kubelet waiting.
     placeholders_going: bool,
 }
@@ -241,6 +243,7 @@ impl Machine {
             start_at: None,
             waker: None,
             left: false,
+            ending: BTreeSet::new(),
             placeholders_going: false,
         }
     }
@@ -298,6 +301,12 @@ impl Machine {
         self.index_of_old(id).is_some()
     }
 
+    /// Whether it stops this container.
+    #[must_use]
+    pub fn ends(&self, id: &ContainerId) -> bool {
+        self.phase != Phase::Over && (self.replaces(id) || self.ending.contains(id))
+    }
+
     /// Whether what runs is being killed, or is to be as soon as it is shielded.
     #[must_use]
     pub fn kills_at_once(&self) -> bool {
@@ -345,7 +354,10 @@ impl Machine {
                 effects.extend(self.made(&name, id, relisted));
             }
             Event::Held(id) => self.set_old(&id, OldState::Held),
-            Event::Exited(id) => self.set_old(&id, OldState::Exited),
+            Event::Exited(id) => {
+                self.stopped(&id);
+                self.set_old(&id, OldState::Exited);
+            }
             Event::Ended(name, id, code) => effects.extend(self.ended(&name, id, code)),
             Event::PlaceholderMade(name, id, _)
                 if name == WAKER.into() && self.start_at.is_some() =>
@@ -468,6 +480,7 @@ impl Machine {
             Phase::Up => {
                 let waker = self.waker.take_if(|_| self.start_at.is_none());
                 effects.extend(waker.map(Effect::Remove));
+                effects.extend(self.kills_of_halved());
                 let outcome = self.outcome(late);
                 if let Some(outcome) = outcome {
                     effects.extend(self.finish(outcome));

@@ -54,6 +54,17 @@ impl Machine {
         }
     }
 
+    /// What was started again, and told to stop, has ended.
+    pub(super) fn stopped(&mut self, id: &ContainerId) {
+        if !self.ending.remove(id) {
+            return;
+        }
+        let mut news = self.progress.iter_mut().map(|it| &mut it.new);
+        if let Some(new) = news.find(|new| **new == NewState::Running(id.clone())) {
+            *new = NewState::Ended(id.clone(), None);
+        }
+    }
+
     pub(super) fn ended(
         &mut self,
         name: &ContainerName,
@@ -71,6 +82,7 @@ impl Machine {
         let Some(index) = self.index_of_new(name, &id) else {
             return Vec::new();
         };
+        self.ending.remove(&id);
         let progress = &mut self.progress[index];
         progress.made.take_if(|made| *made == id);
         let known = match &progress.new {
@@ -102,6 +114,7 @@ impl Machine {
         if let Some(index) = self.index_of_old(id) {
             self.progress[index].old = Some(OldState::Gone);
         }
+        self.stopped(id);
         let mut effects = Vec::new();
         for index in 0..self.progress.len() {
             let name = self.plan.members[index].name.clone();

@@ -114,6 +114,9 @@ pub enum Outcome {
     Deleted,
     /// The placeholders were not there in time: what the kubelet sees is for it to act on.
     Unshielded,
+    /// The kubelet has seen the exit of a container that it never starts again, while it started others: those were stopped,
+    /// so that the pod fails.
+    MadeToFail,
     /// The kubelet did not start all containers in time; it may still do so.
     TimedOut,
 }

@@ -512,33 +512,28 @@ fn a_restart_that_the_kubelet_has_gone_on_without_is_over() {
         ("a", Regular, RUNS),
         ("b", Regular, RUNS),
     ];
-    // Nothing had been killed when the plugin died, or nothing had been shielded.
-    for b in [FoundState::Running, FoundState::Exited(Some(ExitCode(137)))] {
-        let seen = [
-            found(
-                "i-0",
-                "i",
-                false,
-                false,
-                FoundState::Exited(Some(ExitCode(0))),
-            ),
-            found(
-                "a-0",
-                "a",
-                false,
-                false,
-                FoundState::Exited(Some(ExitCode(42))),
-            ),
+    let seen = |b| {
+        let done = FoundState::Exited(Some(ExitCode(0)));
+        let asked = FoundState::Exited(Some(ExitCode(42)));
+        [
+            found("i-0", "i", false, false, done),
+            found("a-0", "a", false, false, asked),
             found("a-1", "a", false, true, FoundState::Running),
             found("b-0", "b", false, false, b),
-        ];
-        let (machine, effects) = resume(shape, Phase::Down, &seen, 20);
-        assert!(
-            effects.contains(&Effect::Finish(Outcome::TimedOut)),
-            "{effects:?}"
-        );
-        assert_eq!(machine.waiting_for(), [&"b".into()]);
-    }
+        ]
+    };
+    // Nothing had been killed when the plugin died.
+    let (machine, effects) = resume(shape, Phase::Down, &seen(FoundState::Running), 20);
+    let over = |outcome| Effect::Finish(outcome);
+    assert!(effects.contains(&over(Outcome::TimedOut)), "{effects:?}");
+    assert_eq!(machine.waiting_for(), [&"b".into()]);
+    // Nothing had been shielded, and the kubelet starts the other one never again.
+    let killed = FoundState::Exited(Some(ExitCode(137)));
+    let (mut machine, effects) = resume(shape, Phase::Down, &seen(killed), 20);
+    assert!(effects.contains(&Effect::Kill("a-1".into())), "{effects:?}");
+    assert!(machine.ends(&"a-1".into()));
+    let effects = machine.handle(Instant::now(), Event::Exited("a-1".into()));
+    assert!(effects.contains(&over(Outcome::MadeToFail)), "{effects:?}");
 }
 
 #[test]

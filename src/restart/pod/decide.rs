@@ -307,7 +307,13 @@ impl Pod {
                 Effect::Release(ids) => self.holds.retain(|id, _| !ids.contains(id)),
                 Effect::Again => self.begin_again(now),
                 Effect::FallBack(why) => self.fall_back(why, now),
-                effect => self.commands.push(Command::Do(effect)),
+                effect => {
+                    if let Effect::Kill(id) = &effect {
+                        // Its exit asks for nothing, and may be seen.
+                        self.decided.insert(id.clone());
+                    }
+                    self.commands.push(Command::Do(effect));
+                }
             }
         }
     }

@@ -77,10 +77,9 @@ impl Pod {
         self.machine.as_ref().is_some_and(Machine::may_replay)
     }
 
-    /// Whether its restart under way replaces this container.
-    pub(in crate::restart) fn is_to_be_replaced(&self, id: &ContainerId) -> bool {
-        let machine = self.machine.as_ref();
-        machine.is_some_and(|it| it.phase() != Phase::Over && it.replaces(id))
+    /// Whether its restart under way stops this container.
+    pub(in crate::restart) fn is_to_end(&self, id: &ContainerId) -> bool {
+        self.machine.as_ref().is_some_and(|it| it.ends(id))
     }
 
     /// Whether the exit of this container is still to be hidden.
@@ -136,7 +135,7 @@ impl Pod {
 
     /// Whether its restart waits to learn what this container exited with.
     pub(in crate::restart) fn is_to_learn_code(&self, id: &ContainerId) -> bool {
-        self.lacks_code(id) && self.is_to_be_replaced(id)
+        self.lacks_code(id) && self.is_to_end(id)
     }
 
     /// Whether there is something to do for the pod, or may be when its annotations have been read.

@@ -567,7 +567,7 @@ impl World {
     pub(super) fn retry(&mut self, call: Call) {
         let plugin = self.plugin.as_mut().unwrap();
         let wanted = match &call {
-            Call::Kill(id) => plugin.kills.contains(id) && plugin.pod.is_to_be_replaced(id),
+            Call::Kill(id) => plugin.kills.contains(id) && plugin.pod.is_to_end(id),
             Call::Make(_, like, _) => plugin.pod.still_holds(like),
             Call::Replay(name, _) => {
                 let event = Event::NotReplayed(name.clone(), "it fails".into());

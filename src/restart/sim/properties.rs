@@ -37,9 +37,10 @@ impl World {
         }
         match effect {
             Effect::Announce(restarting) => self.told = *restarting,
-            Effect::Kill(_) => {
+            Effect::Kill(id) => {
                 let whole = self.machine().is_some_and(|it| it.plan().is_whole_pod());
-                let told = self.told || !whole;
+                let replaced = self.machine().is_some_and(|it| it.replaces(id));
+                let told = self.told || !whole || !replaced;
                 self.demand(told, || "nothing is killed unannounced".into());
             }
             Effect::Finish(Outcome::Unshielded) => self.excuse_unshielded(),
@@ -175,6 +176,10 @@ impl World {
             let silent = !self.condition && self.record.is_none();
             self.demand(silent, || "nobody is told of a restart that is over".into());
         }
+        let halved = self.over.is_none() && self.plugin.is_some() && self.is_halved();
+        self.demand(!halved, || {
+            "no pod goes on with some of its containers".into()
+        });
         if self.over.is_none() && self.plain {
             let plans = self.decisions.len() <= 1;
             self.demand(plans, || "one exit makes one restart".into());
@@ -195,6 +200,30 @@ impl World {
             });
             self.demand(once, || "each container starts once".into());
         }
+    }
+
+    /// Whether some regular containers run again, and others have ended for good by the restart.
+    fn is_halved(&self) -> bool {
+        let Some(plan) = self.decisions.last().filter(|it| it.is_whole_pod()) else {
+            return false;
+        };
+        let regular = |it: &&Member| it.kind == ContainerKind::Regular;
+        let regulars: Vec<&Member> = plan.members.iter().filter(regular).collect();
+        let since = |it: &Member| {
+            let mut runs = self.runtime.runs.iter();
+            runs.rfind(|run| run.name == it.name && run.at >= plan.decided_at_ms)
+        };
+        let again = |it: &Member| since(it).is_some_and(|run| run.end.is_none());
+        let waits = |it: &Member| {
+            let mut containers = self.runtime.containers.values();
+            containers.any(|is| is.name == it.name && matches!(is.is, Is::Created | Is::Running))
+        };
+        let ran = |old: &Old| old.exit.is_none() || old.id == plan.trigger.container;
+        let ended =
+            |it: &Member| it.old.as_ref().is_some_and(ran) && since(it).is_none() && !waits(it);
+        self.case.policy == RestartPolicy::Never
+            && regulars.iter().any(|it| again(it))
+            && regulars.iter().any(|it| ended(it))
     }
 
     pub(super) fn demand(&mut self, truth: bool, what: impl FnOnce() -> String) {
