@@ -6,7 +6,6 @@ mod disk;
 pub mod driver;
 pub mod machine;
 mod placeholder;
-pub mod places;
 pub mod plan;
 pub mod pod;
 pub mod record;
@@ -14,3 +13,4 @@ pub(crate) mod replay;
 #[cfg(test)]
 mod sim;
 pub mod times;
+pub mod turns;

@@ -48,8 +48,6 @@ pub enum ReplayBlocker {
     Many(usize),
     /// What its containers were made from has more than [`MOST_BYTES`].
     Large,
-    /// Too many other pods are replayed.
-    Busy,
     /// The exit of this container cannot be held.
     NotHeld(ContainerName),
     /// This container has no attempt to make another one like.
@@ -88,7 +86,6 @@ impl fmt::Display for ReplayBlocker {
                 "what its containers were made from has more than {} KiB",
                 MOST_BYTES / 1024
             ),
-            Self::Busy => write!(f, "many pods restart at once"),
             Self::NotHeld(name) => write!(f, "the exit of {name} cannot be held"),
             Self::NeverCreated(name) => write!(f, "{name} was not created yet"),
             Self::Completed(name) => write!(f, "{name} had ended for good"),

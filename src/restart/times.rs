@@ -7,7 +7,7 @@
 //!     |--------------------------------------------|                        a replay, as planned
 //!     |                                            |------------------------|  REST_OF_HOLD: what is being started by then
 //!     |------------------------| INITS_LIMIT: what its init containers may have taken last time
-//!     |------------------------| LONGEST_WAIT: for its turn among the pods of a burst
+//!          |---------------------------------------| ENOUGH_TIME: what must be left of DOWN_LIMIT when the turn comes
 //!     |                                            |-------------------|    FALLBACK_TIME: shields, for the kubelet
 //!     |                                                      |---------|    SHIELDS_TIME: the guard's, after an undo
 //!     |----------------------------------------------------------------|    DOWN_LIMIT: all exits are released
@@ -36,7 +36,7 @@ const _: () = {
     assert!(DOWN_LIMIT.as_millis() + LAST_MOMENT.as_millis() <= limit);
     assert!(DOWN_LIMIT.as_millis() + KEPT_TIME.as_millis() <= limit);
     assert!(falls_back + REST_OF_HOLD.as_millis() <= limit);
-    assert!(INITS_LIMIT.as_millis() < falls_back && LONGEST_WAIT.as_millis() < falls_back);
+    assert!(INITS_LIMIT.as_millis() < falls_back && falls_back > ENOUGH_TIME.as_millis());
     assert!(SHIELDS_TIME.as_millis() < FALLBACK_TIME.as_millis());
 };
 
@@ -54,13 +54,20 @@ pub(super) const SHIELDS_TIME: Duration = Duration::from_secs(1);
 /// While exits are held, the kubelet takes dead containers for living ones, and the hold ends: init containers that
 /// took longer last time are left to it.
 pub(super) const INITS_LIMIT: Duration = Duration::from_millis(2500);
-/// How long a pod whose containers start one after another waits for its turn to be replayed. After that it is left to the
-/// kubelet, while there is time for placeholders: a burst takes seconds to make them.
-pub(super) const LONGEST_WAIT: Duration = Duration::from_millis(2500);
+/// What must be left of [`DOWN_LIMIT`] to restart a pod whose turn has come. With less, what has ended of it is shown behind
+/// shields before anything else ends.
+pub(super) const ENOUGH_TIME: Duration = Duration::from_secs(4);
 /// How long a replay whose attempts are being started may go on when exits can be held no longer: calls to the runtime
 /// may take 10 s.
 pub(super) const IN_FLIGHT_LIMIT: Duration = Duration::from_secs(6);
-/// How long attempts that shield the exits before them may wait to be started: hundreds of pods that restart at once.
+/// What the killing, making and starting of one pod's containers takes where a node can bear more of it at once, and where it
+/// should bear less: exits are held meanwhile.
+pub(super) const QUICK_TURN: Duration = Duration::from_millis(2500);
+pub(super) const SLOW_TURN: Duration = Duration::from_secs(4);
+/// How long a turn waits for shields of pods that have none yet.
+pub(super) const EXPOSED_LIMIT: Duration = Duration::from_secs(3);
+/// How long a pod waits for its turn, or for its attempts, which shield the exits before them, to be started: hundreds of
+/// pods that restart at once.
 pub(super) const BURST_LIMIT: Duration = Duration::from_mins(1);
 
 /// What vanishes wakes the kubelet only if it had been seen to run (`generateEvents`, pkg/kubelet/pleg/generic.go). It
@@ -103,6 +110,8 @@ pub(super) const ANNOUNCE_LIMIT: Duration = Duration::from_millis(150);
 pub(super) const SHIELDS_INTERVAL: Duration = Duration::from_millis(200);
 /// Between two tries of a call that failed.
 pub(super) const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+/// How soon an attempt is asked for again whose name the runtime has reserved for somebody else, who is being refused.
+pub(super) const RESERVED_INTERVAL: Duration = Duration::from_millis(20);
 /// The runtime's answer to a stop, beyond the grace period.
 pub(super) const STOP_LIMIT: Duration = Duration::from_secs(10);
 /// How long one removal is tried before it is tried afresh.

@@ -26,10 +26,10 @@ use crate::kube::{
 use crate::nri::{Launched, NriError, Stub};
 use crate::report::Reporter;
 use crate::restart::driver::{Readers, Tools};
-use crate::restart::places::Places;
 use crate::restart::pod::Shared;
 use crate::restart::record::{Record, Records, RecordsError};
 use crate::restart::times::OLDEST_LIST;
+use crate::restart::turns::Turns;
 pub(crate) use plugin::{Parts, Reprise};
 pub(crate) use registry::Registry;
 pub use sole::LockError;
@@ -157,7 +157,7 @@ async fn work(
             gate: plugin.gate(),
             start: config.start,
             back_off: config.back_off,
-            places: Places::of(cores()),
+            turns: Turns::of(cores()),
         }),
     });
     let missed = Arc::new(Notify::new());

@@ -221,13 +221,14 @@ impl Plugin for Reprise {
         let Some((parts, driver)) = self.parts.get().zip(self.driver(&pod)) else {
             return Ok(ContainerAdjustment::new());
         };
-        if is_placeholder(&container) {
-            return Ok(ContainerAdjustment::new());
-        }
         let name = name(&container);
-        driver
-            .admit_create(&name)
-            .map_err(|reason| Refusal::new(format!("reprise: {reason}")))?;
+        match Maker::of(&container.annotations) {
+            Maker::Placeholder => return Ok(ContainerAdjustment::new()),
+            Maker::Replay => {}
+            Maker::Kubelet => driver
+                .admit_create(&name)
+                .map_err(|reason| Refusal::new(format!("reprise: {reason}")))?,
+        }
         if !driver.is_to_have_hook(&name) {
             return Ok(ContainerAdjustment::new());
         }

@@ -23,9 +23,9 @@ use tokio::task::{AbortHandle, spawn_blocking};
 use super::back_off::Past;
 use super::machine::{Effect, Event};
 use super::placeholder::Placeholders;
-use super::places::Turn;
 use super::pod::{Known, Pod, Shared};
 use super::record::{Record, Records};
+use super::turns::{Exposed, Turn};
 use crate::clock::{Clock, Moment};
 use crate::cri::{self, Containerd};
 use crate::exit_hold::{HoldDecision, HoldRequest};
@@ -122,6 +122,8 @@ struct State {
     /// Until its first containers have been started: the others follow when an init container has ended, which nobody
     /// waits for.
     turn: Option<Turn>,
+    /// While others had better wait for what shields it.
+    exposed: Option<Exposed>,
 }
 
 #[derive(Debug)]
@@ -156,6 +158,7 @@ impl Driver {
                 sweeping: HashSet::new(),
                 replay: None,
                 turn: None,
+                exposed: None,
             }),
             tools,
             pod,

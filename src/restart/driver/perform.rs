@@ -22,6 +22,7 @@ use crate::restart::times::{
     ANNOUNCE_LIMIT, EVENT_LIMIT, HOOK_INTERVAL, HOOK_LIMIT, REMOVE_LIMIT, RETRY_INTERVAL,
     SHIELDS_INTERVAL, STOP_LIMIT,
 };
+use crate::restart::turns::Turn;
 
 impl Driver {
     /// Carries out what has been decided since the last time, and releases what is held no longer: together and now, for
@@ -51,7 +52,13 @@ impl Driver {
         }
         if !state.pod.may_replay() {
             state.replay = None;
+        }
+        if !state.pod.wants_turn() {
             state.turn = None;
+        }
+        let exposed = state.pod.is_exposed();
+        if exposed != state.exposed.is_some() {
+            state.exposed = exposed.then(|| self.tools.shared.turns.expose());
         }
     }
 
@@ -98,6 +105,7 @@ impl Driver {
     async fn perform(self: &Arc<Self>, effect: Effect) {
         match effect {
             Effect::Save => self.save().await,
+            Effect::AskForTurn => self.ask_for_turn(),
             Effect::Announce(restarting) => self.announce(restarting),
             Effect::Kill(id) => {
                 let mut state = self.lock();
@@ -121,6 +129,29 @@ impl Driver {
         if let Some(record) = record {
             self.tools.records.save(record).await;
         }
+    }
+
+    fn ask_for_turn(self: &Arc<Self>) {
+        if let Some(turn) = self.tools.shared.turns.at_once() {
+            return self.called(turn);
+        }
+        self.feed(Event::Queued);
+        let driver = Arc::clone(self);
+        tokio::spawn(async move {
+            let turn = driver.tools.shared.turns.turn().await;
+            driver.called(turn);
+        });
+    }
+
+    fn called(self: &Arc<Self>, turn: Turn) {
+        self.with(|state, now| {
+            if state.pod.is_queued() {
+                state.turn = Some(turn);
+                state.pod.feed(Event::Called, now);
+            } else {
+                turn.give_back();
+            }
+        });
     }
 
     /// Nothing waits for the API server longer than a moment, nor at all where there is none.
@@ -199,10 +230,10 @@ impl Driver {
         loop {
             if !self.lock().pod.may_be_shielded(&like) {
                 sleep(RETRY_INTERVAL).await;
-                if self.lock().pod.still_holds(&like) {
+                if self.lock().pod.is_to_be_shielded(&like) {
                     continue;
                 }
-                return;
+                break;
             }
             let turn = self.bounds.to_make().await;
             let began = Instant::now();
@@ -229,12 +260,13 @@ impl Driver {
                         tracing::warn!(pod = %self.pod.key, container = %name, %error, "could not make a placeholder, trying until it stands or the exit is released");
                     }
                     sleep(RETRY_INTERVAL).await;
-                    if !self.lock().pod.still_holds(&like) {
-                        return;
+                    if !self.lock().pod.is_to_be_shielded(&like) {
+                        break;
                     }
                 }
             }
         }
+        self.tell(|pod, now| pod.placeholder_not_made(name, &generation, now));
     }
 
     /// While exits are held NRI is not there for a plugin that came back, and does not tell what others remove.

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use futures::future::{join_all, try_join_all};
 use tokio::task::spawn_blocking;
-use tokio::time::timeout;
+use tokio::time::sleep;
 
 use super::Driver;
 use crate::cri::{CriError, PodSandboxConfig};
@@ -19,10 +19,10 @@ use crate::ids::{ContainerId, ContainerName};
 use crate::kube::ContainerKind;
 use crate::node::now_ns;
 use crate::restart::machine::Event;
-use crate::restart::places::Turn;
 use crate::restart::plan::{Plan, RestartId};
 use crate::restart::replay::{Attempt, ReplayBlocker, Room, complete, inits_are_quick, log_link};
-use crate::restart::times::LONGEST_WAIT;
+use crate::restart::times::RESERVED_INTERVAL;
+use crate::restart::turns::Turn;
 
 /// What a restart is replayed from.
 #[derive(Debug)]
@@ -57,31 +57,15 @@ impl ReplayError {
 }
 
 impl Driver {
-    /// Learns what the old containers were made from. A pod whose containers start one after another waits for its turn
-    /// before that: it must come to an end while exits can be held.
+    /// Learns what the old containers were made from.
     pub(super) async fn recover(self: Arc<Self>) {
         let Some(plan) = self.plan() else { return };
-        let turn = if plan.starts_at_once() {
-            Ok(None)
-        } else {
-            let turn = timeout(LONGEST_WAIT, self.tools.shared.places.turn()).await;
-            turn.map(Some).map_err(|_| ReplayBlocker::Busy)
-        };
-        if !self.lock().pod.may_still_replay(&plan.id) {
-            return;
-        }
-        let replay = match turn {
-            Ok(turn) => self.replay_of(&plan).await.map(|replay| (replay, turn)),
-            Err(busy) => Err(busy),
-        };
+        let replay = self.replay_of(&plan).await;
         self.with(|state, now| {
             if !state.pod.may_still_replay(&plan.id) {
                 return;
             }
-            let result = replay.map(|(replay, turn)| {
-                state.replay = Some(Arc::new(replay));
-                state.turn = turn;
-            });
+            let result = replay.map(|replay| state.replay = Some(Arc::new(replay)));
             let result = result.map_err(|blocker| blocker.to_string());
             state.pod.feed(Event::Recovered(result), now);
         });
@@ -134,14 +118,11 @@ impl Driver {
         let attempts: Vec<_> = attempts.collect();
         let making = attempts
             .iter()
-            .map(|(name, attempt)| self.make(&plan.id, name, attempt, &replay.sandbox));
-        // The one that the pod waited for before, if these are its first containers.
-        let _turn = self.lock().turn.take();
-        let turn = self.turn(&plan).await;
+            .map(|(_, attempt)| self.make(&plan.id, attempt, &replay.sandbox));
+        let _turn = self.turn(&plan).await;
         let began = Instant::now();
         let made = join_all(making).await;
         let took = began.elapsed();
-        drop(turn);
         // Either all or none: the kubelet is to take over from what never ran.
         let failed = attempts.iter().zip(&made);
         let mut failed = failed.filter_map(|((name, _), made)| Some((name, made.as_ref().err()?)));
@@ -153,7 +134,6 @@ impl Driver {
         for ((name, _), id) in attempts.iter().zip(made.iter().flatten()) {
             self.tell(|pod, now| pod.attempt_made(&plan.id, name, id, took, now));
         }
-        let _turn = self.turn(&plan).await;
         let starting = attempts.into_iter().zip(made.into_iter().flatten());
         let starting = starting.map(async |((name, attempt), id)| {
             match self.start(&plan.id, &id).await {
@@ -177,13 +157,14 @@ impl Driver {
         }
     }
 
-    /// To make or to start all containers of a pod. All pods make theirs before any starts them: that much must be done
-    /// while exits are held.
+    /// The one that the pod has waited for, if these are its first containers. After a back-off it takes another; what
+    /// follows an init container follows at once.
     async fn turn(&self, plan: &Plan) -> Option<Turn> {
-        if !plan.starts_at_once() {
-            return None;
+        let turn = self.lock().turn.take();
+        if turn.is_none() && plan.starts_at_once() {
+            return Some(self.tools.shared.turns.turn().await);
         }
-        Some(self.tools.shared.places.turn().await)
+        turn
     }
 
     fn not_replayed(
@@ -200,7 +181,6 @@ impl Driver {
     async fn make(
         self: &Arc<Self>,
         restart: &RestartId,
-        name: &ContainerName,
         attempt: &Attempt,
         sandbox: &PodSandboxConfig,
     ) -> Result<ContainerId, ReplayError> {
@@ -216,12 +196,17 @@ impl Driver {
             let made = spawn_blocking(move || make_termination_message(&path)).await;
             made.map_err(io::Error::other)??;
         }
-        self.tell(|pod, _| pod.is_creating(name.clone()));
         let cri = &self.tools.cri;
-        let made = cri.create_container(&self.pod.sandbox, &attempt.config, sandbox);
-        let made = made.await;
-        self.tell(|pod, _| pod.has_created(name));
-        Ok(made?)
+        loop {
+            let made = cri.create_container(&self.pod.sandbox, &attempt.config, sandbox);
+            match made.await {
+                // The kubelet has asked for the same attempt, and is being refused.
+                Err(CriError::NameReserved { .. }) if self.is_replaying(restart) => {
+                    sleep(RESERVED_INTERVAL).await;
+                }
+                made => return Ok(made?),
+            }
+        }
     }
 
     async fn start(&self, restart: &RestartId, id: &ContainerId) -> Result<(), ReplayError> {

@@ -8,8 +8,8 @@ use super::*;
 use crate::ids::PodKey;
 use crate::policy::Start;
 use crate::restart::back_off::BackOff;
-use crate::restart::places::Places;
 use crate::restart::plan::Starter;
+use crate::restart::turns::Turns;
 
 const RULES: &str = "restart-rules.reprise.dev";
 const OPTIONS: (&str, &str) = ("restart-options.reprise.dev", "start: Replay");
@@ -33,7 +33,7 @@ fn shared(start: Start) -> Arc<Shared> {
         gate: Arc::default(),
         start,
         back_off: BackOff::try_new(Duration::ZERO, Duration::ZERO, Duration::ZERO).unwrap(),
-        places: Places::of(1),
+        turns: Turns::of(1),
     })
 }
 

@@ -11,9 +11,9 @@ use crate::kube::StaticPods;
 use crate::policy::Start;
 use crate::report::Reporter;
 use crate::restart::back_off::BackOff;
-use crate::restart::places::Places;
 use crate::restart::pod::Shared;
 use crate::restart::record::Records;
+use crate::restart::turns::Turns;
 
 pub(crate) fn tools(cri: cri::Client, dir: &Path) -> Tools {
     let [ten, most, reset] = [10, 300, 600].map(Duration::from_secs);
@@ -32,7 +32,7 @@ pub(crate) fn tools(cri: cri::Client, dir: &Path) -> Tools {
             gate: Arc::default(),
             start: Start::Kubelet,
             back_off: BackOff::try_new(ten, most, reset).unwrap(),
-            places: Places::of(1),
+            turns: Turns::of(1),
         }),
     }
 }

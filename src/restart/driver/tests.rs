@@ -73,10 +73,12 @@ impl Place {
 }
 
 fn ask(driver: &Arc<Driver>, id: &str) -> HoldDecision {
-    driver.decide_hold(&HoldRequest {
-        container: id.into(),
-        waited: Duration::ZERO,
-    })
+    ask_after(driver, id, Duration::ZERO)
+}
+
+fn ask_after(driver: &Arc<Driver>, id: &str, waited: Duration) -> HoldDecision {
+    let container = id.into();
+    driver.decide_hold(&HoldRequest { container, waited })
 }
 
 /// A restart that `a` has asked for.
@@ -112,8 +114,8 @@ async fn a_hold_is_as_old_as_it_is_whatever_the_clock_on_the_wall_is_set_to() {
         let place = Place::new();
         let driver = place.driver().await;
         let _answer = begin(&driver);
-        place.clock.pass(Duration::from_secs(4));
         place.clock.set_wall(wall);
+        let _again = ask_after(&driver, "a-0", Duration::from_secs(4));
         driver.tell(|pod, now| pod.fall_back("a test".into(), now));
         // 6.5 s less 4 s.
         let left = left(&driver);

@@ -17,16 +17,35 @@ impl Machine {
     }
 
     /// The guard's placeholders come first: they are what keeps a Never pod from being seen as stopped.
-    pub(super) fn shields_wanted(&self) -> Vec<Effect> {
-        let mut order: Vec<usize> = (0..self.progress.len()).collect();
-        order.sort_by_key(|&index| !self.is_guard(index));
-        let wanted = order.into_iter().filter(|&index| !self.is_undone(index));
+    pub(super) fn shields_wanted(&mut self) -> Vec<Effect> {
+        let mut wanted = self.guard_first();
+        wanted.retain(|&index| !self.is_undone(index));
+        let wanted = wanted.into_iter();
         wanted.flat_map(|index| self.shields_of(index)).collect()
     }
 
-    /// Those that it lacks.
-    pub(super) fn shields_of(&self, index: usize) -> Vec<Effect> {
-        self.placeholders_like(index, self.lacks_placeholders(index))
+    pub(super) fn guard_first(&self) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.progress.len()).collect();
+        order.sort_by_key(|&index| !self.is_guard(index));
+        order
+    }
+
+    /// Those that it lacks, and that do not come yet.
+    pub(super) fn shields_of(&mut self, index: usize) -> Vec<Effect> {
+        let missing = self.missing_placeholders(index);
+        self.placeholders_like(index, missing)
+    }
+
+    pub(super) fn missing_placeholders(&self, index: usize) -> usize {
+        let coming = self.progress[index].coming;
+        self.lacks_placeholders(index).saturating_sub(coming)
+    }
+
+    pub(super) fn comes_no_more(&mut self, name: &ContainerName) {
+        if let Some(index) = self.index_of(name) {
+            let coming = &mut self.progress[index].coming;
+            *coming = coming.saturating_sub(1);
+        }
     }
 
     /// How many placeholders it lacks. One that is newer than an attempt that runs would hide it.
@@ -107,12 +126,18 @@ impl Machine {
         match self.phase {
             _ if self.needs_no_shield(index) => false,
             _ if self.progress[index].new != NewState::None => false,
-            Phase::Down => !self.replays_at_once(),
+            Phase::Down => !self.replays_at_once() || self.is_queued() || self.is_shown(name),
             Phase::Shielded => true,
             Phase::Up => self.plan.way == Way::Shielded,
-            Phase::Replay => self.shields_unstarted(),
+            Phase::Replay => self.shields_unstarted() || self.is_shown(name),
             Phase::Clear | Phase::Over => false,
         }
+    }
+
+    /// Whether its exit was released while the pod waited for its turn.
+    fn is_shown(&self, name: &ContainerName) -> bool {
+        self.index_of(name)
+            .is_some_and(|index| self.progress[index].shown)
     }
 
     pub(super) fn all_down(&self) -> bool {

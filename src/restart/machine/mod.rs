@@ -1,8 +1,9 @@
 //! The restart of one pod as a pure state machine: events and the time go in, effects come out.
 //!
 //! ```text
-//!           all old containers down
-//!  Down ─┬─ by replay ──▶ Replay ── all started: release ────────────▶ over
+//!  Down: the pod's turn comes, its containers are killed
+//!        │ all old containers down
+//!        ├─ by replay ──▶ Replay ── all started: release ────────────▶ over
 //!        │     └─ not possible, or failed: Down once more, for the kubelet
 //!        │  all shields up
 //!        ├─────────── Kept: trim, release the rest ──▶ Clear ──▶ Up
@@ -16,6 +17,7 @@
 mod facts;
 mod notes;
 mod progress;
+mod queue;
 mod replay;
 mod terms;
 mod undo;
@@ -28,12 +30,12 @@ use super::times::{
     AGAIN_LIMIT, CLEAR_LIMIT, DOWN_LIMIT, KEPT_TIME, LAST_MOMENT, RECORD_LIMIT, RELIST_INTERVAL,
     UP_LIMIT, time_of_relist,
 };
-use crate::exit_hold;
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::ContainerKind;
 use crate::node::Maker;
 use crate::policy::Action;
 use progress::{NewState, OldState, Progress};
+use queue::Queue;
 use replay::Replay;
 pub use terms::*;
 use undo::Undo;
@@ -46,6 +48,7 @@ pub struct Machine {
     phase: Phase,
     /// Parallel to `plan.members`.
     progress: Vec<Progress>,
+    queue: Queue,
     deadline: Instant,
     /// Before that, the kubelet may not have seen any of the containers run.
     unseen_until: Option<Instant>,
@@ -81,16 +84,15 @@ struct Told {
 }
 
 impl Machine {
-    /// Begins the restart. `held`: exits that are held already; `before`: a restart that this one replaces, or a generation
-    /// of this one, whose placeholders may still stand; `ran`: for how long the oldest of the containers has run;
-    /// `spent`: for how long the first exit has been held.
+    /// Begins the restart. `held`: exits that are held already, and since when; `before`: a restart that this one replaces,
+    /// or a generation of this one, whose placeholders may still stand; `ran`: for how long the oldest of the containers has
+    /// run.
     #[must_use]
     pub fn begin(
         plan: Plan,
-        held: &[ContainerId],
+        held: &BTreeMap<ContainerId, Instant>,
         before: Option<&Self>,
         ran: Duration,
-        spent: Duration,
         now: Instant,
     ) -> (Self, Vec<Effect>) {
         let progress = plan
@@ -98,7 +100,7 @@ impl Machine {
             .iter()
             .map(|member| Progress {
                 old: member.old.as_ref().map(|old| {
-                    if held.contains(&old.id) {
+                    if held.contains_key(&old.id) {
                         OldState::Held
                     } else if old.exit.is_some() {
                         OldState::Exited
@@ -108,6 +110,13 @@ impl Machine {
                 }),
                 old_exit: member.old.as_ref().and_then(Old::code),
                 older: member.older.iter().cloned().collect(),
+                held_since: member.old.as_ref().and_then(|old| {
+                    // What is held no longer is no reason for haste.
+                    let since = held.get(&old.id).copied();
+                    since.filter(|since| Self::is_held_still(*since, now))
+                }),
+                shown: false,
+                coming: 0,
                 placeholders: BTreeMap::new(),
                 made: None,
                 new: NewState::None,
@@ -116,20 +125,15 @@ impl Machine {
             })
             .collect();
         let start_at = now + plan.back_off();
-        // What is held no longer is no reason for haste.
-        let spent = if spent < exit_hold::LIMIT {
-            spent
-        } else {
-            Duration::ZERO
-        };
-        let deadline = now + DOWN_LIMIT.saturating_sub(spent);
-        let mut machine = Self::new(plan, Phase::Down, progress, deadline);
+        let mut machine = Self::new(plan, Phase::Down, progress, now + DOWN_LIMIT);
+        if before.is_none() {
+            machine.queue = machine.queue_from(now);
+        }
         machine.start_at = (now < start_at).then_some(start_at);
         if machine.plan.way == Way::Cleared {
             machine.unseen_until = Some(now + RELIST_INTERVAL.saturating_sub(ran));
         }
         let mut effects = vec![Effect::Save];
-        effects.extend(machine.announce(true));
         for (name, id) in before.map(Self::leftovers).unwrap_or_default() {
             // One that is older than the attempt that runs shields nothing.
             let old = machine
@@ -143,13 +147,7 @@ impl Machine {
                 effects.push(Effect::Remove(id));
             }
         }
-        if machine.replays() {
-            effects.push(Effect::Recover);
-        }
-        if !machine.replays_at_once() {
-            effects.extend(machine.begin_shields());
-        }
-        effects.extend(machine.waker_wanted());
+        effects.extend(machine.enter_queue(now));
         effects.extend(machine.advance(now));
         (machine, effects)
     }
@@ -170,7 +168,9 @@ impl Machine {
             .collect();
         let start_at = now + plan.back_off().saturating_sub(elapsed);
         let deadline = match phase {
-            Phase::Down | Phase::Replay => now + DOWN_LIMIT.saturating_sub(elapsed),
+            // What is held, its hook tells with how long that was.
+            Phase::Down => now + DOWN_LIMIT,
+            Phase::Replay => now + DOWN_LIMIT.saturating_sub(elapsed),
             Phase::Shielded => start_at + RECORD_LIMIT,
             Phase::Clear => now + CLEAR_LIMIT,
             Phase::Up | Phase::Over => start_at + UP_LIMIT,
@@ -185,8 +185,9 @@ impl Machine {
         let mut effects = machine.announce_again();
         // What it was to be replayed from was not written down. It is still there in a back-off.
         let why = "the plugin was restarted";
-        if machine.replays() && machine.phase != Phase::Replay && machine.start_at.is_some() {
-            effects.push(Effect::Recover);
+        let waits = machine.phase != Phase::Replay && machine.start_at.is_some();
+        if machine.replays() && waits {
+            effects.extend((machine.phase != Phase::Down).then_some(Effect::Recover));
         } else if machine.replays() {
             machine.plan.starter = Starter::Kubelet(why.into());
         }
@@ -205,7 +206,10 @@ impl Machine {
             return (machine, effects);
         }
         match machine.phase {
-            Phase::Down => effects.extend(machine.begin_shields()),
+            Phase::Down => {
+                machine.queue = machine.queue_from(now);
+                effects.extend(machine.enter_queue(now));
+            }
             Phase::Clear => effects.extend(machine.removals()),
             Phase::Shielded => {
                 effects.extend(machine.begin_undo());
@@ -220,7 +224,9 @@ impl Machine {
             }
             Phase::Replay | Phase::Over => {}
         }
-        effects.extend(machine.waker_wanted());
+        if machine.phase != Phase::Down {
+            effects.extend(machine.waker_wanted());
+        }
         effects.extend(machine.advance(now));
         (machine, effects)
     }
@@ -231,6 +237,7 @@ impl Machine {
             plan,
             phase,
             progress,
+            queue: Queue::Passed,
             deadline,
             unseen_until: None,
             last_moment: Some(LAST_MOMENT),
@@ -272,18 +279,29 @@ impl Machine {
     /// Whether exits of what it replaces are held. A replay may have let them go, and wait for a slow init container.
     #[must_use]
     pub fn is_holding(&self) -> bool {
-        self.phase.is_holding(self.plan.way) && !self.replay.released
+        let queued = self.is_queued() && self.held_until().is_none();
+        self.phase.is_holding(self.plan.way) && !self.replay.released && !queued
     }
 
     /// Whether the exit of this container belongs to the restart and must stay unseen for now.
     #[must_use]
     pub fn holds(&self, id: &ContainerId) -> bool {
         let released = |index| {
-            self.is_released(index) || (self.phase == Phase::Clear && self.goes_first(index))
+            let first = self.phase == Phase::Clear && self.goes_first(index);
+            self.is_released(index) || self.progress[index].shown || first
         };
         let index = self.index_of_old(id);
         let waits = index.is_some_and(|index| !released(index));
-        self.is_holding() && waits
+        self.phase.is_holding(self.plan.way) && !self.replay.released && waits
+    }
+
+    /// Whether placeholders that stand before it, or are about to, are still wanted.
+    #[must_use]
+    pub fn is_to_be_shielded(&self, id: &ContainerId) -> bool {
+        let shown = |index: usize| {
+            self.progress[index].shown && self.is_shielding(&self.plan.members[index].name)
+        };
+        self.holds(id) || self.index_of_old(id).is_some_and(shown)
     }
 
     /// Whether the exit of a new attempt of that container must stay unseen for now: under Never the kubelet would see a
@@ -353,10 +371,16 @@ impl Machine {
                 let relisted = now + time_of_relist(took);
                 effects.extend(self.made(&name, id, relisted));
             }
-            Event::Held(id) => self.set_old(&id, OldState::Held),
+            Event::Called => self.is_called(),
+            Event::Queued => effects.extend(self.is_to_wait()),
+            Event::Held(id, since) => {
+                self.set_held(&id, since);
+                effects.extend(self.queue_shields());
+            }
             Event::Exited(id) => {
                 self.stopped(&id);
                 self.set_old(&id, OldState::Exited);
+                effects.extend(self.queue_shields());
             }
             Event::Ended(name, id, code) => effects.extend(self.ended(&name, id, code)),
             Event::PlaceholderMade(name, id, _)
@@ -366,13 +390,14 @@ impl Machine {
             }
             Event::Gone(id) => effects.extend(self.gone(&id, now)),
             Event::PlaceholderMade(name, id, took) => {
-                self.replay.coming = self.replay.coming.saturating_sub(1);
+                self.comes_no_more(&name);
                 self.add_placeholder(&name, id.clone(), Some(now + time_of_relist(took)));
                 if !self.is_shielding(&name) {
                     // Too late to shield anything.
                     effects.push(Effect::Remove(id));
                 }
             }
+            Event::NotMade(name) => self.comes_no_more(&name),
             Event::Started(name, id) => {
                 effects.extend(self.started(&name, id, now));
                 if self.intruded() {
@@ -404,7 +429,7 @@ impl Machine {
         match self.phase {
             Phase::Down | Phase::Replay | Phase::Clear => (Verdict::NotYet, Vec::new()),
             Phase::Shielded => {
-                self.recorded |= *name == self.plan.guard && self.is_undo_seen(now);
+                self.recorded |= self.proves_recording(index) && self.is_undo_seen(now);
                 let effects = self.advance(now);
                 let verdict = if self.start_at.is_some() {
                     Verdict::BackOff
@@ -435,10 +460,11 @@ impl Machine {
         self.trust_placeholders(now);
         self.start_at = self.start_at.filter(|&at| now < at);
         self.unseen_until = self.unseen_until.filter(|&until| now < until && !late);
-        if self.step_undo(now, effects) {
+        if !self.is_queued() && self.step_undo(now, effects) {
             return true;
         }
         match self.phase {
+            Phase::Down if self.is_queued() => self.step_queue(now, effects),
             Phase::Down if self.may_kill(now) => {
                 effects.extend(self.kills());
                 true

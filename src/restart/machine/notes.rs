@@ -129,10 +129,10 @@ impl Machine {
                 && shield
                 && seen
                 && self.is_shielding(&name)
-                && self.lacks_placeholders(index) > 0
+                && self.missing_placeholders(index) > 0
             {
                 effects.push(Effect::MakePlaceholder(name, like));
-                self.replay.coming += 1;
+                self.progress[index].coming += 1;
                 if self.phase == Phase::Down {
                     self.deadline = self.deadline.max(now + SHIELD_TIME);
                 }

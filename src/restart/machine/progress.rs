@@ -31,6 +31,12 @@ pub(super) struct Progress {
     pub(super) old_exit: Option<ExitCode>,
     /// Attempts before the old one that are still there.
     pub(super) older: BTreeSet<ContainerId>,
+    /// Since when its exit is held, in the queue for a turn or later.
+    pub(super) held_since: Option<Instant>,
+    /// Its exit was released while the pod waited for its turn.
+    pub(super) shown: bool,
+    /// Placeholders that were asked for and are not there yet.
+    pub(super) coming: usize,
     /// Each with the moment until which a relist of the kubelet may be under way that has not listed it; `None`: no longer.
     pub(super) placeholders: BTreeMap<ContainerId, Option<Instant>>,
     /// An attempt that a replay has made and not started. Until then it is as good as a placeholder.
@@ -75,6 +81,9 @@ impl Progress {
             old: member.old.as_ref().map(|_| OldState::Gone),
             old_exit: member.old.as_ref().and_then(Old::code),
             older: BTreeSet::new(),
+            held_since: None,
+            shown: false,
+            coming: 0,
             placeholders: BTreeMap::new(),
             made: None,
             new: NewState::None,

@@ -34,8 +34,6 @@ pub(super) struct Replay {
     pub(super) released: bool,
     /// Whether it goes on when its time is up.
     time: Time,
-    /// Placeholders that were asked for and are not there yet.
-    pub(super) coming: usize,
     /// Until then a relist of the kubelet may be under way that has not listed all attempts.
     pub(super) seen_from: Option<Instant>,
     /// Why it has failed.
@@ -77,7 +75,8 @@ impl Machine {
     pub(super) fn replay_until(&self) -> Option<Instant> {
         let at = self.deadline.checked_sub(FALLBACK_TIME);
         at.filter(|_| {
-            self.phase == Phase::Replay || (self.phase == Phase::Down && self.replays_at_once())
+            let down = self.phase == Phase::Down && !self.is_queued();
+            self.phase == Phase::Replay || (down && self.replays_at_once())
         })
     }
 
@@ -113,7 +112,7 @@ impl Machine {
         let seen = |old: Option<OldState>| matches!(old, Some(OldState::Exited | OldState::Gone));
         let escaped = self
             .members()
-            .find(|(member, it)| member.was_running() && seen(it.old))
+            .find(|(member, it)| member.was_running() && seen(it.old) && !it.shown)
             .map(|(member, _)| format!("the exit of {} was not held", member.name));
         if let Some(why) = escaped {
             effects.extend(self.leave_to_kubelet(why));
@@ -157,7 +156,6 @@ impl Machine {
                 self.deadline = now + UP_LIMIT;
                 effects.push(Effect::Release(self.olds()));
             }
-            self.replay.coming += usize::from(shield.is_some());
             effects.extend(shield);
         } else if late && self.may_go_on() {
             // On a busy node to begin anew would only take longer.
@@ -188,7 +186,8 @@ impl Machine {
     /// it would not miss when it has gone (`Relist`, `pkg/kubelet/pleg/generic.go`).
     fn is_unshielded(&self) -> bool {
         let gone = self.progress.iter().all(|it| it.placeholders.is_empty());
-        self.replay.released || (gone && self.replay.coming == 0)
+        let come = self.progress.iter().all(|it| it.coming == 0);
+        self.replay.released || (gone && come)
     }
 
     /// When an exit may be seen at the earliest.
@@ -245,18 +244,19 @@ impl Machine {
         };
         self.replay.time = time;
         self.deadline = now + limit + FALLBACK_TIME;
-        let shields = self.shields_of_unstarted();
-        self.replay.coming += shields.len();
-        shields
+        self.shields_of_unstarted()
     }
 
     /// A placeholder that is newer than an attempt hides it when it runs, but only until it is removed, which wakes the
     /// kubelet.
-    fn shields_of_unstarted(&self) -> Vec<Effect> {
+    fn shields_of_unstarted(&mut self) -> Vec<Effect> {
         let beyond = self.replay.time == Time::BeyondHold;
         let mut effects = Vec::new();
         let all = 0..self.progress.len();
-        for index in all.filter(|&index| self.progress[index].new == NewState::None) {
+        for index in all {
+            if self.progress[index].new != NewState::None {
+                continue;
+            }
             // The guard's take their time on a busy node; the others' attempts are made before that, if anything is.
             let early = self.plan.way == Way::Shielded && self.is_guard(index);
             let missing = if beyond && early {
@@ -266,18 +266,20 @@ impl Machine {
                 self.lacks_shields(index)
             };
             if beyond || early {
+                let missing = missing.saturating_sub(self.progress[index].coming);
                 effects.extend(self.placeholders_like(index, missing));
             }
         }
         effects
     }
 
-    pub(super) fn placeholders_like(&self, index: usize, number: usize) -> Vec<Effect> {
+    pub(super) fn placeholders_like(&mut self, index: usize, number: usize) -> Vec<Effect> {
         let name = self.plan.members[index].name.clone();
-        let shield = self
-            .old_id(index)
-            .map(|old| Effect::MakePlaceholder(name, old));
-        shield.into_iter().cycle().take(number).collect()
+        let Some(old) = self.old_id(index) else {
+            return Vec::new();
+        };
+        self.progress[index].coming += number;
+        vec![Effect::MakePlaceholder(name, old); number]
     }
 
     /// Whether the exits are seen soon and containers that are not started yet must be shielded.
@@ -287,10 +289,13 @@ impl Machine {
 
     /// Whether another process has released exits, behind attempts that it had made.
     pub(super) fn is_seen(&self) -> bool {
-        let mut members = self.members();
-        let seen = members
-            .any(|(it, progress)| it.was_running() && progress.old == Some(OldState::Exited));
-        seen && self.plan.way == Way::Shielded
+        let olds = || {
+            let ran = self.members().filter(|(it, _)| it.was_running());
+            ran.map(|(_, progress)| progress.old)
+        };
+        let runs = |old| matches!(old, Some(OldState::Running | OldState::Held));
+        let any = olds().any(|old| old == Some(OldState::Exited));
+        any && !olds().any(runs) && self.plan.way == Way::Shielded
     }
 
     /// What is seen cannot be taken back: what shields it stays, and the kubelet starts what does not run.
@@ -317,10 +322,11 @@ impl Machine {
     }
 
     /// A first placeholder, if it is to have any.
-    fn shield_of_guard(&self) -> Option<Effect> {
+    fn shield_of_guard(&mut self) -> Option<Effect> {
         let guard = self.guard()?;
-        let shield = self.shields_of(guard).into_iter().next();
-        shield.filter(|_| !self.guard_has_placeholder())
+        let wanted = self.missing_placeholders(guard) > 0 && !self.guard_has_placeholder();
+        let shields = self.placeholders_like(guard, usize::from(wanted));
+        shields.into_iter().next()
     }
 
     pub(super) fn guard_has_placeholder(&self) -> bool {

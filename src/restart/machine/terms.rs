@@ -1,6 +1,6 @@
 //! What goes into a restart's machine and what comes out of it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -50,8 +50,12 @@ impl Phase {
 pub enum Event {
     /// The pod's condition is set, or will not be in time.
     Announced,
-    /// This container's processes are gone and its exit is held.
-    Held(ContainerId),
+    /// It is the pod's turn to restart.
+    Called,
+    /// It is not yet: other pods come first.
+    Queued,
+    /// This container's processes are gone and its exit is held, since then.
+    Held(ContainerId, Instant),
     /// Its exit can be seen by the kubelet, or nothing holds it.
     Exited(ContainerId),
     /// An attempt of that container ended with this code; the exit may be held or not. It may come before the
@@ -67,6 +71,8 @@ pub enum Event {
     Gone(ContainerId),
     /// A placeholder for that container is there. To make it took so long.
     PlaceholderMade(ContainerName, ContainerId, Duration),
+    /// A placeholder for that container was not made, and nobody goes on trying.
+    NotMade(ContainerName),
     /// A new attempt of that container runs.
     Started(ContainerName, ContainerId),
     /// The pod is being deleted.
@@ -80,6 +86,9 @@ pub enum Event {
 pub enum Effect {
     /// Write the plan and the phase to disk before anything that follows.
     Save,
+    /// Ask for a turn among the pods of this node that restart, and say with [`Event::Called`] when it has come, and before
+    /// that with [`Event::Queued`] if it has not come at once.
+    AskForTurn,
     /// Set the pod's condition to this, and say when that is done with [`Event::Announced`].
     Announce(bool),
     /// Stop this container, within the plan's grace period.

@@ -27,6 +27,11 @@ pub(super) struct World {
     pub(super) log: Vec<Effect>,
 }
 
+/// The trigger is, since now.
+pub(super) fn held(plan: &Plan, now: Instant) -> BTreeMap<ContainerId, Instant> {
+    BTreeMap::from([(plan.trigger.container.clone(), now)])
+}
+
 impl World {
     pub(super) fn begin(plan: Plan) -> Self {
         Self::begin_after(plan, RELIST_INTERVAL)
@@ -35,8 +40,8 @@ impl World {
     /// Once the oldest container has run for so long.
     fn begin_after(plan: Plan, ran: Duration) -> Self {
         let now = Instant::now();
-        let held = [plan.trigger.container.clone()];
-        let (machine, effects) = Machine::begin(plan, &held, None, ran, Duration::ZERO, now);
+        let held = held(&plan, now);
+        let (machine, effects) = Machine::begin(plan, &held, None, ran, now);
         let mut world = Self {
             machine,
             now,
@@ -54,10 +59,11 @@ impl World {
 
     fn take(&mut self, effects: Vec<Effect>) {
         let announced = effects.contains(&Effect::Announce(true));
+        let asks = effects.contains(&Effect::AskForTurn);
         for effect in effects {
             match effect.clone() {
-                Effect::Save | Effect::Announce(_) => {}
-                Effect::Kill(id) => self.pending.push_back(Event::Held(id)),
+                Effect::Save | Effect::Announce(_) | Effect::AskForTurn => {}
+                Effect::Kill(id) => self.pending.push_back(Event::Held(id, self.now)),
                 Effect::MakePlaceholder(name, _) => {
                     self.made += 1;
                     let id = format!("placeholder-{}", self.made).into();
@@ -84,6 +90,9 @@ impl World {
             }
             self.log.push(effect);
         }
+        if asks {
+            self.handle(Event::Called);
+        }
         if announced {
             self.handle(Event::Announced);
         }
@@ -98,6 +107,10 @@ impl World {
             self.now += time_of_relist(MADE);
             self.handle(Event::Tick);
         }
+    }
+
+    fn hold(&mut self, id: &str) {
+        self.handle(Event::Held(id.into(), self.now));
     }
 
     /// Answers everything that is under way.
@@ -193,9 +206,9 @@ fn nothing_is_killed_before_the_plan_is_on_disk() {
 #[test]
 fn always_removes_inits_and_sidecars_and_keeps_the_rest_held_meanwhile() {
     let mut world = all(RestartPolicy::Always, FULL, "a");
-    world.handle(Event::Held("s-0".into()));
+    world.hold("s-0");
     assert!(world.released.is_empty());
-    world.handle(Event::Held("b-0".into()));
+    world.hold("b-0");
     assert_eq!(world.released, ["i-0", "s-0"].map(ContainerId::from).into());
     assert!(world.machine.holds(&"a-0".into()));
     assert_eq!(world.admit_create("i"), Verdict::NotYet);
@@ -215,7 +228,7 @@ fn always_removes_inits_and_sidecars_and_keeps_the_rest_held_meanwhile() {
 #[test]
 fn never_without_inits_releases_only_behind_all_placeholders() {
     let mut world = all(RestartPolicy::Never, PLAIN, "a");
-    world.handle(Event::Held("b-0".into()));
+    world.hold("b-0");
     world.handle(Event::PlaceholderMade("a".into(), "p1".into(), MADE));
     world.handle(Event::PlaceholderMade("a".into(), "p2".into(), MADE));
     assert!(world.released.is_empty());
@@ -345,7 +358,7 @@ fn a_success_that_is_known_late_does_not_leave_its_container_behind() {
     let shape: Shape<'_> = &[("a", Regular, RUNS), ("b", Regular, RUNS)];
     let mut world = all(RestartPolicy::OnFailure, shape, "a");
     // Its hook was faster than the news of its code.
-    world.handle(Event::Held("b-0".into()));
+    world.hold("b-0");
     assert_eq!(world.machine.phase(), Phase::Up);
     assert!(!world.removed("b-0"));
     for (name, code) in [("a", 42), ("b", 0)] {
@@ -420,7 +433,7 @@ fn a_start_that_is_told_after_the_end_takes_nothing_back() {
 #[test]
 fn a_guard_that_is_shielded_in_the_last_moment_saves_the_pod() {
     let mut world = all(RestartPolicy::Never, PLAIN, "a");
-    world.handle(Event::Held("b-0".into()));
+    world.hold("b-0");
     world.now += DOWN_LIMIT;
     world.handle(Event::Tick);
     for id in ["shield-1", "shield-2"] {
@@ -471,7 +484,7 @@ fn a_placeholder_that_an_earlier_restart_left_shields_nothing() {
         stale,
     ];
     let elapsed = Duration::from_millis(200);
-    let (_, effects) = Machine::resume(plan, Phase::Down, &seen, elapsed, Instant::now());
+    let (_, effects) = resume_plan(plan, Phase::Down, &seen, elapsed);
     let wanted = effects
         .iter()
         .filter(|it| matches!(it, Effect::MakePlaceholder(..)));
@@ -480,8 +493,20 @@ fn a_placeholder_that_an_earlier_restart_left_shields_nothing() {
 
 fn resume(way_of: Shape<'_>, phase: Phase, seen: &[Found], elapsed: u64) -> (Machine, Vec<Effect>) {
     let plan = circumstances(Some(RestartPolicy::Never), way_of, "a", 42).restart_all();
-    let elapsed = Duration::from_secs(elapsed);
-    Machine::resume(plan, phase, seen, elapsed, Instant::now())
+    resume_plan(plan, phase, seen, Duration::from_secs(elapsed))
+}
+
+/// It is its turn, if it is to wait for one.
+fn resume_plan(
+    plan: Plan,
+    phase: Phase,
+    seen: &[Found],
+    elapsed: Duration,
+) -> (Machine, Vec<Effect>) {
+    let now = Instant::now();
+    let (mut machine, mut effects) = Machine::resume(plan, phase, seen, elapsed, now);
+    effects.extend(machine.handle(now, Event::Called));
+    (machine, effects)
 }
 
 #[test]
@@ -579,8 +604,8 @@ fn a_success_that_is_learnt_after_the_decision_is_started_again() {
     ];
     let plan = circumstances(Some(RestartPolicy::OnFailure), shape, "a", 42).restart_all();
     assert_eq!(plan.way, Way::Kept);
-    let (held, now) = (["a-0".into()], Instant::now());
-    let (mut machine, _) = Machine::begin(plan, &held, None, RELIST_INTERVAL, Duration::ZERO, now);
+    let now = Instant::now();
+    let (mut machine, _) = begin_round(plan, None, now);
     let success = Some(ExitCode::SUCCESS);
     let mut effects = machine.handle(now, Event::Ended("b".into(), "b-0".into(), success));
     effects.extend(machine.handle(now, Event::Announced));
@@ -620,14 +645,7 @@ fn a_container_that_starts_out_of_order_makes_it_begin_anew_but_not_for_ever() {
     let mut plan = circumstances(Some(RestartPolicy::Always), FULL, "a", 42).restart_all();
     for again in 0..=MOST_AGAIN {
         plan.again = again;
-        let (mut machine, _) = Machine::begin(
-            plan.clone(),
-            &[],
-            None,
-            RELIST_INTERVAL,
-            Duration::ZERO,
-            Instant::now(),
-        );
+        let (mut machine, _) = begin_round(plan.clone(), None, Instant::now());
         let started = Event::Started("b".into(), "b-1".into());
         let effects = machine.handle(Instant::now(), started);
         assert_eq!(effects.contains(&Effect::Again), again < MOST_AGAIN);
@@ -673,10 +691,12 @@ fn a_round_that_finds_the_guard_removed_does_not_wait_for_it() {
     assert_eq!(world.finished, Some(Outcome::Completed));
 }
 
-/// A generation of a restart whose trigger `a` is held.
+/// A generation of a restart whose trigger is held, and whose turn it is.
 fn begin_round(plan: Plan, before: Option<&Machine>, now: Instant) -> (Machine, Vec<Effect>) {
-    let held = ["a-0".into()];
-    Machine::begin(plan, &held, before, RELIST_INTERVAL, Duration::ZERO, now)
+    let held = held(&plan, now);
+    let (mut machine, mut effects) = Machine::begin(plan, &held, before, RELIST_INTERVAL, now);
+    effects.extend(machine.handle(now, Event::Called));
+    (machine, effects)
 }
 
 fn old(id: &str, exit: Option<ExitCode>) -> Old {
@@ -707,7 +727,7 @@ fn a_round_waits_for_the_kubelet_to_record_what_shields_a_guard_that_is_gone() {
         Event::Announced,
         Event::Gone("a-0".into()),
         Event::PlaceholderMade("s".into(), "p3".into(), MADE),
-        Event::Held("s-1".into()),
+        Event::Held("s-1".into(), now),
     ] {
         machine.handle(now, event);
     }
@@ -727,7 +747,7 @@ fn a_placeholder_of_the_round_before_is_trusted_no_sooner() {
         before.handle(now, Event::PlaceholderMade(name.into(), id.into(), MADE));
     }
     let (mut machine, _) = begin_round(plan, Some(&before), now);
-    for event in [Event::Announced, Event::Held("b-0".into())] {
+    for event in [Event::Announced, Event::Held("b-0".into(), now)] {
         machine.handle(now, event);
     }
     assert_eq!(machine.phase(), Phase::Down);
@@ -853,15 +873,9 @@ fn a_successor_waits_for_what_is_left_of_a_back_off() {
 fn watchers_are_told_before_anything_is_killed_and_when_all_is_dead() {
     let plan = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42).restart_all();
     let now = Instant::now();
-    let (mut machine, effects) = Machine::begin(
-        plan,
-        &["a-0".into()],
-        None,
-        RELIST_INTERVAL,
-        Duration::ZERO,
-        now,
-    );
-    assert_eq!(effects[..2], [Effect::Save, Effect::Announce(true)]);
+    let (mut machine, effects) = begin_round(plan, None, now);
+    let begins = [Effect::Save, Effect::AskForTurn, Effect::Announce(true)];
+    assert_eq!(effects[..3], begins);
     assert!(!effects.contains(&Effect::Kill("b-0".into())));
     let effects = machine.handle(now, Event::Announced);
     assert_eq!(effects, [Effect::Kill("b-0".into())]);
@@ -870,7 +884,7 @@ fn watchers_are_told_before_anything_is_killed_and_when_all_is_dead() {
     }
     assert!(machine.told.restarting);
     let now = now + time_of_relist(MADE);
-    let effects = machine.handle(now, Event::Held("b-0".into()));
+    let effects = machine.handle(now, Event::Held("b-0".into(), now));
     assert!(effects.contains(&Effect::Announce(false)));
 }
 

@@ -67,8 +67,8 @@ impl Machine {
         if !inits.is_empty() {
             self.undo.stage = Stage::Shielding;
         }
-        let shields = inits.into_iter().map(|index| self.shields_of(index));
-        shields.flatten().collect()
+        let inits = inits.into_iter();
+        inits.flat_map(|index| self.shields_of(index)).collect()
     }
 
     /// When the guard must be shielded whatever stands in its way.

@@ -10,7 +10,6 @@ use crate::kube::{ContainerKind, RestartPolicy};
 use crate::policy::{Action, CompletedContainers, Policy, Rules};
 use crate::report::condition_type;
 use crate::restart::machine::{Effect, Event, Machine};
-use crate::restart::places::Place;
 use crate::restart::plan::{
     Circumstances, Member, Plan, RestartId, Starter, Trigger, start_at_once,
 };
@@ -53,12 +52,11 @@ impl Pod {
         let replaced = self.machine.as_ref().is_some_and(|it| it.replaces(id));
         if replaced {
             self.commands.push(Command::EndKill(id.clone()));
-            let event = if self.is_held(id) {
-                Event::Held
-            } else {
-                Event::Exited
+            let event = match self.holds.get(id) {
+                Some(since) => Event::Held(id.clone(), *since),
+                None => Event::Exited(id.clone()),
             };
-            return self.feed(event(id.clone()), now);
+            return self.feed(event, now);
         }
         if self.written.is_none() {
             return self.unjudged.push(id.clone());
@@ -111,25 +109,21 @@ impl Pod {
         let back_off = &self.shared.back_off;
         let wait = self.past.wait(scope.as_ref(), now.up_ms, back_off);
         circumstances.back_off_ms = millis(wait);
-        let (starter, place) = match self.place(&circumstances) {
-            Ok(place) => (Starter::Plugin, place),
-            Err(blocker) => (Starter::Kubelet(blocker.to_string()), None),
-        };
-        circumstances.starter = starter;
+        if let Some(blocker) = self.blocker(&circumstances) {
+            circumstances.starter = Starter::Kubelet(blocker.to_string());
+        }
         let Some(plan) = circumstances.plan() else {
             self.holds.remove(&container);
             return;
         };
-        self.place = place;
         let back_off = &self.shared.back_off;
         self.past.begun(scope.as_ref(), now.up_ms, back_off);
         self.say(Saying::Restarting(Box::new(plan.clone())));
-        self.carry_out(plan, Duration::ZERO, now);
+        self.carry_out(plan, now);
     }
 
-    /// Whether the containers can be replayed. Only one after another takes a place: what starts at once is as safe as
-    /// behind placeholders as soon as all of it is made.
-    fn place(&self, circumstances: &Circumstances) -> Result<Option<Place>, ReplayBlocker> {
+    /// What keeps the containers from being replayed.
+    fn blocker(&self, circumstances: &Circumstances) -> Option<ReplayBlocker> {
         let Circumstances {
             action, trigger, ..
         } = circumstances;
@@ -140,7 +134,7 @@ impl Pod {
         let start = self.shared.start.asked(asked);
         let spec = self.spec.as_deref();
         let at_once = start_at_once(members.iter().copied());
-        let blocker = if circumstances.back_off_ms > 0 && !at_once {
+        if circumstances.back_off_ms > 0 && !at_once {
             Some(ReplayBlocker::BackOff)
         } else if circumstances.grace_ms > 0 {
             Some(ReplayBlocker::GracePeriod)
@@ -148,18 +142,7 @@ impl Pod {
             Some(ReplayBlocker::NoGate)
         } else {
             replay::blocker(start, spec, &members)
-        };
-        if let Some(blocker) = blocker {
-            return Err(blocker);
         }
-        if at_once {
-            return Ok(None);
-        }
-        self.shared
-            .places
-            .take()
-            .map(Some)
-            .ok_or(ReplayBlocker::Busy)
     }
 
     /// What a replay made and did not start shields nothing, and nobody else would remove it before the kubelet collects
@@ -180,11 +163,10 @@ impl Pod {
     /// A replay has failed: the kubelet starts the containers, from what there is now.
     pub(in crate::restart) fn fall_back(&mut self, why: String, now: &Moment) {
         let Some(plan) = self.plan() else { return };
-        let (held, again) = (now.since(plan.decided_up_ms), plan.again);
-        let id = plan.id.clone();
+        let (id, again) = (plan.id.clone(), plan.again);
         self.say(Saying::FellBack(id, why.clone()));
         self.sweep_unstarted();
-        self.plan_anew(again, Starter::Kubelet(why), held, now);
+        self.plan_anew(again, Starter::Kubelet(why), now);
     }
 
     fn begin_again(&mut self, now: &Moment) {
@@ -192,11 +174,11 @@ impl Pod {
         let (id, again) = (plan.id.clone(), plan.again + 1);
         self.say(Saying::BegunAnew(id, again));
         let starter = Starter::Kubelet("the restart was disturbed".into());
-        self.plan_anew(again, starter, Duration::ZERO, now);
+        self.plan_anew(again, starter, now);
     }
 
     /// The same restart, from what there is now.
-    fn plan_anew(&mut self, again: u8, starter: Starter, held: Duration, now: &Moment) {
+    fn plan_anew(&mut self, again: u8, starter: Starter, now: &Moment) {
         let Some(plan) = self.plan() else { return };
         let (id, trigger) = (plan.id.clone(), plan.trigger.clone());
         let (action, grace) = (plan.action, Duration::from_millis(plan.grace_ms));
@@ -209,21 +191,17 @@ impl Pod {
         circumstances.condition = condition;
         circumstances.back_off_ms = millis(back_off);
         if let Some(plan) = circumstances.plan() {
-            self.carry_out(plan, held, now);
+            self.carry_out(plan, now);
         }
     }
 
-    /// `held`: for how long exits that belong to it have been held, at the least.
-    fn carry_out(&mut self, plan: Plan, held: Duration, now: &Moment) {
+    fn carry_out(&mut self, plan: Plan, now: &Moment) {
         self.settle_olds(&plan);
-        let spent = self.held_for(now).max(held);
-        let held: Vec<ContainerId> = self.holds.keys().cloned().collect();
         let ran = self.oldest_run(&plan, now);
-        let (machine, effects) =
-            Machine::begin(plan, &held, self.machine.as_ref(), ran, spent, now.at);
+        let before = self.machine.as_ref();
+        let (machine, effects) = Machine::begin(plan, &self.holds, before, ran, now.at);
         let codes = self.codes_of_held(machine.plan());
         self.machine = Some(machine);
-        self.creating.clear();
         self.apply(effects, now);
         for (name, id, code) in codes {
             self.feed(Event::Ended(name, id, Some(code)), now);
@@ -297,9 +275,6 @@ impl Pod {
     }
 
     pub(super) fn apply(&mut self, effects: Vec<Effect>, now: &Moment) {
-        if !self.may_replay() {
-            self.place = None;
-        }
         for effect in effects {
             tracing::debug!(pod = %self.identity.key, ?effect);
             match effect {

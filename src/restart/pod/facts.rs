@@ -77,14 +77,30 @@ impl Pod {
         self.machine.as_ref().is_some_and(Machine::may_replay)
     }
 
+    /// Whether it waits for its turn.
+    pub(in crate::restart) fn is_queued(&self) -> bool {
+        self.machine.as_ref().is_some_and(Machine::is_queued)
+    }
+
+    /// Whether others had better wait until what has ended of it is shielded.
+    pub(in crate::restart) fn is_exposed(&self) -> bool {
+        self.machine.as_ref().is_some_and(Machine::is_exposed)
+    }
+
+    /// Whether it has, or still wants, a turn among the pods of this node.
+    pub(in crate::restart) fn wants_turn(&self) -> bool {
+        self.machine.as_ref().is_some_and(Machine::wants_turn)
+    }
+
     /// Whether its restart under way stops this container.
     pub(in crate::restart) fn is_to_end(&self, id: &ContainerId) -> bool {
         self.machine.as_ref().is_some_and(|it| it.ends(id))
     }
 
-    /// Whether the exit of this container is still to be hidden.
-    pub(in crate::restart) fn still_holds(&self, id: &ContainerId) -> bool {
-        self.machine.as_ref().is_some_and(|it| it.holds(id))
+    /// Whether placeholders before this container are still wanted.
+    pub(in crate::restart) fn is_to_be_shielded(&self, id: &ContainerId) -> bool {
+        let machine = self.machine.as_ref();
+        machine.is_some_and(|it| it.is_to_be_shielded(id))
     }
 
     /// Behind a placeholder the kubelet does not see that a container runs, and starts another one beside it as
@@ -160,14 +176,6 @@ impl Pod {
         let olds = olds.map(|old| old.id.clone());
         let there = olds.filter(|id| self.instances.get(id).is_some());
         self.decided.extend(there);
-    }
-
-    /// For how long the first exit has been held.
-    pub(super) fn held_for(&self, now: &Moment) -> Duration {
-        let since = self.holds.values().min();
-        since.map_or(Duration::ZERO, |since| {
-            now.at.saturating_duration_since(*since)
-        })
     }
 
     /// What containers exited with that still count as running, because their exits are held.

@@ -19,7 +19,6 @@ use std::time::{Duration, Instant};
 
 use super::back_off::Past;
 use super::machine::{Event, Found, FoundState, Machine, Phase, Verdict};
-use super::places::Place;
 use super::plan::{Plan, RestartId};
 use super::record::Record;
 use super::times::{LIST_SLACK, OLDEST_LIST};
@@ -75,10 +74,6 @@ pub(super) struct Pod {
     machine: Option<Machine>,
     /// Exits that are held, and since when their hooks wait.
     holds: BTreeMap<ContainerId, Instant>,
-    /// While it may be replayed.
-    place: Option<Place>,
-    /// Containers that the plugin is about to create itself.
-    creating: HashSet<ContainerName>,
     hooks: Hooks,
     /// Exits that have been seen before the annotations were read.
     unjudged: Vec<ContainerId>,
@@ -109,8 +104,6 @@ impl Pod {
             instances: Instances::default(),
             machine: None,
             holds: BTreeMap::new(),
-            place: None,
-            creating: HashSet::new(),
             hooks: Hooks::default(),
             unjudged: Vec::new(),
             decided: HashSet::new(),
@@ -290,10 +283,6 @@ impl Pod {
         if !self.may_act() || self.deleting {
             return Ok(());
         }
-        // Ours. If the kubelet were faster, the runtime would refuse one of both: they have the same number.
-        if self.creating.remove(name) {
-            return Ok(());
-        }
         // Under load the kubelet may act on what it saw half a second ago.
         if let Some(id) = self.instances.running(name).cloned()
             && self.is_member(name)
@@ -324,16 +313,6 @@ impl Pod {
                 ))
             }
         }
-    }
-
-    /// We are about to create a container of that name.
-    pub(super) fn is_creating(&mut self, name: ContainerName) {
-        self.creating.insert(name);
-    }
-
-    /// We have created it, or given up.
-    pub(super) fn has_created(&mut self, name: &ContainerName) {
-        self.creating.remove(name);
     }
 
     /// What was in the runtime at `asked`, no longer than [`OLDEST_LIST`] ago, whatever was heard before.
@@ -413,6 +392,18 @@ impl Pod {
             self.feed(Event::PlaceholderMade(name, id, took), now);
         }
         true
+    }
+
+    /// One was not made, and nobody goes on trying.
+    pub(super) fn placeholder_not_made(
+        &mut self,
+        name: ContainerName,
+        generation: &Generation,
+        now: &Moment,
+    ) {
+        if self.generation().as_ref() == Some(generation) {
+            self.feed(Event::NotMade(name), now);
+        }
     }
 
     /// The next attempt of that container was made by a replay, which took so long. If it is wanted no longer, nobody else

@@ -7,8 +7,8 @@ use crate::ids::PodKey;
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::policy::{Start, Unread};
 use crate::restart::back_off::BackOff;
-use crate::restart::places::Places;
 use crate::restart::plan::tests::{RUNS, circumstances};
+use crate::restart::turns::Turns;
 
 impl Pod {
     /// Whether its manifest has been found.
@@ -27,7 +27,7 @@ fn pod(start: Start) -> Pod {
         gate: Arc::default(),
         start,
         back_off: BackOff::try_new(Duration::ZERO, Duration::ZERO, Duration::ZERO).unwrap(),
-        places: Places::of(1),
+        turns: Turns::of(1),
     };
     let identity = PodIdentity {
         sandbox: "s".into(),
@@ -93,6 +93,7 @@ fn a_replayed_init_container_that_asks_again_is_heard_also_if_its_hook_is_faster
     pod.created(old.clone(), Instance::running("i"), &now);
     assert!(pod.decide_hold(&old, Duration::ZERO, &now));
     pod.ended(&old, Some(ExitCode(42)), &now);
+    pod.feed(Event::Called, &now);
     pod.feed(Event::Recovered(Ok(())), &now);
     let restart = pod.plan().unwrap().id.clone();
     assert!(pod.is_replaying(&restart));

@@ -72,7 +72,7 @@ pub(super) struct Case {
     pub(super) probe: Option<Ms>,
     /// Whether the pod may be replayed.
     pub(super) replay: bool,
-    /// How long it waits for its turn then.
+    /// How long it waits for its turn.
     pub(super) turn: Option<Ms>,
     /// Whether the runtime tells what containers were made from.
     pub(super) tells: bool,

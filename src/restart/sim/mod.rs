@@ -47,6 +47,8 @@ const MUST_BE_REACHED: &[&str] = &[
     "by the kubelet, Kept",
     "by the kubelet, Shielded",
     "a replay falls back",
+    "it waits for its turn",
+    "it is shown while it waits",
     "a replay after a back-off",
     "a restart replaces another, or follows it",
     "it begins anew",
@@ -113,6 +115,7 @@ enum Job {
     Cut(Ms),
     Connect(u32),
     Work(u32),
+    Called(u32),
     Announced(u32),
     Recovered(u32),
     Replayed(u32, ContainerId, Generation),
@@ -130,6 +133,7 @@ impl Job {
         match self {
             Self::Connect(epoch)
             | Self::Work(epoch)
+            | Self::Called(epoch)
             | Self::Announced(epoch)
             | Self::Recovered(epoch)
             | Self::Replayed(epoch, ..)
@@ -256,11 +260,14 @@ impl World {
 
     /// Plays until everything is as it should be, or something is wrong. Then it says what.
     fn play(mut self) -> Result<Self, String> {
+        let mut ticks = 0;
         while self.wrong.is_none() && !self.is_quiet() {
             let next = self.agenda.first_key_value().map(|((at, _), _)| *at);
             let next = next.unwrap_or(Ms::MAX);
             match self.tick_at() {
                 Some(at) if at < next => {
+                    ticks = if at == self.now { ticks + 1 } else { 0 };
+                    self.demand(ticks < 100, || "time is waited for, not asked for".into());
                     self.now = at;
                     self.feed(Event::Tick);
                 }
@@ -321,6 +328,7 @@ impl World {
             Job::Cut(away) => self.cut(away),
             Job::Connect(_) => self.connect(),
             Job::Work(_) => self.work(),
+            Job::Called(_) => self.called(),
             Job::Announced(_) => self.feed(Event::Announced),
             Job::Recovered(_) => self.recovered(),
             Job::Replayed(_, id, generation) => self.start_replayed(&id, &generation),

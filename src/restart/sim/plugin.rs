@@ -16,11 +16,11 @@ use crate::node::{Instance, InstanceState};
 use crate::policy::{Action, Start, Unread, Written};
 use crate::restart::back_off::{BackOff, Past};
 use crate::restart::machine::{Effect, Event, FoundState, Machine, Phase};
-use crate::restart::places::Places;
 use crate::restart::plan::{Plan, Starter};
 use crate::restart::pod::{Command, Gate, Generation, Known, Pod, Shared};
 use crate::restart::record::Record;
 use crate::restart::times::RELIST_INTERVAL;
+use crate::restart::turns::Turns;
 
 /// A process of the plugin.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl Plugin {
                 Start::Kubelet
             },
             back_off: back_off(case),
-            places: Places::of(2),
+            turns: Turns::of(2),
         };
         let identity = PodIdentity {
             sandbox: "sandbox".into(),
@@ -387,7 +387,9 @@ impl World {
         let commands = pod.commands();
         let releases = held != Some(false) && holds(pod) == Some(false);
         self.note_plan();
-        if releases {
+        if releases && self.pod().is_some_and(Pod::is_queued) {
+            self.reach("it is shown while it waits");
+        } else if releases {
             self.judge_release();
         }
         let phase = self.machine().map(Machine::phase);
@@ -509,6 +511,14 @@ impl World {
         let plugin = self.plugin.as_mut().unwrap();
         match effect {
             Effect::Save => self.record = plugin.pod.record().or(self.record.take()),
+            Effect::AskForTurn => match self.case.turn {
+                None => self.called(),
+                Some(wait) => {
+                    self.feed(Event::Queued);
+                    self.reach("it waits for its turn");
+                    self.after(wait, Job::Called(self.epoch));
+                }
+            },
             Effect::Announce(restarting) => {
                 self.condition = restarting;
                 let patience = if self.case.api { self.upto(150) } else { 150 };
@@ -551,6 +561,12 @@ impl World {
         }
     }
 
+    pub(super) fn called(&mut self) {
+        if self.pod().is_some_and(Pod::is_queued) {
+            self.feed(Event::Called);
+        }
+    }
+
     pub(super) fn recovered(&mut self) {
         let result = self.case.tells.then_some(()).ok_or_else(|| "untold".into());
         self.feed(Event::Recovered(result));
@@ -568,7 +584,14 @@ impl World {
         let plugin = self.plugin.as_mut().unwrap();
         let wanted = match &call {
             Call::Kill(id) => plugin.kills.contains(id) && plugin.pod.is_to_end(id),
-            Call::Make(_, like, _) => plugin.pod.still_holds(like),
+            Call::Make(name, like, generation) => {
+                let wanted = plugin.pod.is_to_be_shielded(like);
+                if !wanted {
+                    let (name, generation) = (name.clone(), generation.clone());
+                    self.tell(|pod, now| pod.placeholder_not_made(name, &generation, now));
+                }
+                wanted
+            }
             Call::Replay(name, _) => {
                 let event = Event::NotReplayed(name.clone(), "it fails".into());
                 return self.feed(event);

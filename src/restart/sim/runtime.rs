@@ -281,8 +281,7 @@ impl World {
                 let id = self.runtime.create(self.now, &name, maker, Is::Created);
                 self.runtime.containers.get_mut(&id).unwrap().hooked = self.connected();
                 self.tell_created(&id);
-                let turn = self.case.turn.filter(|_| self.case.inits().count() == 0);
-                let starting = self.upto(100) + turn.unwrap_or_default();
+                let starting = self.upto(100);
                 self.after(
                     starting,
                     Job::Replayed(self.epoch, id.clone(), generation.clone()),
