@@ -242,7 +242,7 @@ impl Reporter {
 
     /// The exits are let go without a placeholder that hides them.
     pub fn unshielded(&self, story: &Story<'_>, took: Duration) {
-        let why = "the runtime did not make placeholders in time, the kubelet sees that the containers have exited";
+        let why = "the runtime did not make placeholders in time, the kubelet sees what has exited";
         tracing::warn!(
             pod = %story.pod.key, restart = story.restart, took_ms = took.as_millis(),
             "gave up: {why}"

@@ -98,12 +98,12 @@ impl Machine {
             return false;
         };
         let until = self.held_until();
-        let moment = if self.last_moment.is_none() {
-            LAST_MOMENT
-        } else {
-            Default::default()
+        self.deadline = match until {
+            None => since + BURST_LIMIT,
+            // What could be shielded has been waited for.
+            Some(until) if self.last_moment.is_none() => until + LAST_MOMENT,
+            Some(until) => until,
         };
-        self.deadline = until.map_or(since + BURST_LIMIT, |until| until + moment);
         let late = now >= self.deadline;
         let called = matches!(self.queue, Queue::Called(_));
         let enough = until.is_none_or(|until| now + ENOUGH_TIME <= until);
@@ -255,5 +255,85 @@ impl Machine {
                 self.deadline = self.deadline.min(since + DOWN_LIMIT + LAST_MOMENT);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::tests::{MADE, PLAIN, held};
+    use super::*;
+    use crate::kube::RestartPolicy;
+    use crate::restart::machine::Event;
+    use crate::restart::plan::tests::circumstances;
+    use crate::restart::times::{RELIST_INTERVAL, time_of_relist};
+
+    const LATER: Duration = Duration::from_secs(5);
+
+    /// A Never pod of two whose `a` has exited, while other pods come first; and what it wants.
+    fn queued(now: Instant) -> (Machine, Vec<Effect>) {
+        let plan = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42).restart_all();
+        let held = held(&plan, now);
+        let (mut machine, mut effects) = Machine::begin(plan, &held, None, RELIST_INTERVAL, now);
+        effects.extend(machine.handle(now, Event::Queued));
+        (machine, effects)
+    }
+
+    fn kills(effects: &[Effect]) -> bool {
+        effects.iter().any(|it| matches!(it, Effect::Kill(_)))
+    }
+
+    fn is_shown(effects: &[Effect]) -> bool {
+        effects.contains(&Effect::Release(vec!["a-0".into()]))
+    }
+
+    #[test]
+    fn while_others_come_first_one_shield_is_made_and_nothing_killed() {
+        let now = Instant::now();
+        let (mut machine, effects) = queued(now);
+        let one = Effect::MakePlaceholder("a".into(), "a-0".into());
+        assert_eq!(effects, [Effect::Save, Effect::AskForTurn, one]);
+        assert!(machine.is_exposed() && machine.holds(&"a-0".into()));
+        // It is called soon enough.
+        let mut effects = machine.handle(now, Event::Called);
+        effects.extend(machine.handle(now, Event::Announced));
+        assert!(kills(&effects) && !is_shown(&effects), "{effects:?}");
+    }
+
+    #[test]
+    fn one_that_is_called_late_is_shown_before_anything_is_killed() {
+        let now = Instant::now();
+        let (mut machine, _) = queued(now);
+        machine.handle(now, Event::PlaceholderMade("a".into(), "p".into(), MADE));
+        machine.handle(now + time_of_relist(MADE), Event::Tick);
+        assert!(!machine.is_exposed());
+        let mut effects = machine.handle(now + LATER, Event::Called);
+        assert!(is_shown(&effects), "{effects:?}");
+        assert!(!machine.holds(&"a-0".into()) && !machine.is_queued());
+        effects = machine.handle(now + LATER, Event::Announced);
+        assert_eq!(effects, [Effect::Kill("b-0".into())]);
+        // The others have all of a hold before them.
+        assert!(machine.deadline > now + LATER + DOWN_LIMIT - LAST_MOMENT);
+    }
+
+    #[test]
+    fn one_that_is_not_called_is_shown_when_its_hold_ends_and_goes_on_waiting() {
+        let now = Instant::now();
+        let (mut machine, _) = queued(now);
+        machine.handle(now, Event::PlaceholderMade("a".into(), "p".into(), MADE));
+        let effects = machine.handle(now + DOWN_LIMIT, Event::Tick);
+        assert!(is_shown(&effects) && !kills(&effects), "{effects:?}");
+        assert!(machine.is_queued() && !machine.is_holding());
+    }
+
+    #[test]
+    fn one_that_cannot_be_shielded_is_left_as_it_is() {
+        let now = Instant::now();
+        let (mut machine, _) = queued(now);
+        machine.handle(now + DOWN_LIMIT, Event::Tick);
+        let effects = machine.handle(now + DOWN_LIMIT + LAST_MOMENT, Event::Tick);
+        let over = Effect::Finish(Outcome::Unshielded);
+        assert!(effects.contains(&over) && !kills(&effects), "{effects:?}");
     }
 }

@@ -10,9 +10,9 @@ use reprise::policy::Start;
 use reprise::report::Reporter;
 use reprise::restart::back_off::BackOff;
 use reprise::restart::driver::{Readers, Tools};
-use reprise::restart::places::Places;
 use reprise::restart::pod::{Gate, Shared};
 use reprise::restart::record::Records;
+use reprise::restart::turns::Turns;
 use tokio::runtime::{Builder, Runtime};
 
 use super::dir;
@@ -48,7 +48,7 @@ pub(super) fn tools() -> Tools {
             gate: Arc::new(gate),
             start: Start::Auto,
             back_off: BackOff::try_new(second, 10 * second, 60 * second).expect("gaps that grow"),
-            places: Places::of(2),
+            turns: Turns::of(2),
         }),
     }
 }

@@ -10,6 +10,7 @@ use super::three_kinds::{ALL, ALWAYS_WITH_INITS, NEVER, NEVER_WITH_INITS, PodKin
 use super::through_proxy;
 use crate::evidence::Deed;
 use crate::proxy::Fault;
+use crate::recorder::Snapshot;
 use crate::runtime::{State, describe};
 use crate::scenario::{Company, Scenario, scenarios};
 use crate::stage::Stage;
@@ -125,7 +126,8 @@ async fn fall_back(stage: Stage, method: &'static str, fault: Fault) -> Result<(
     Ok(())
 }
 
-/// Without placeholders a Never pod fails, as it would without the plugin, and as soon.
+/// Without placeholders a Never pod fails, and as soon as without the plugin. One that still waits for its turn behind others is
+/// not killed: its trigger stays as it is, and the others run.
 async fn are_not_shielded(stage: Stage, fault: Fault) -> Result<()> {
     let proxy = through_proxy(&stage).await?;
     let shielded = try_join_all(SHIELDED.iter().map(|kind| stage.running((kind.shape)()))).await?;
@@ -134,17 +136,25 @@ async fn are_not_shielded(stage: Stage, fault: Fault) -> Result<()> {
     let shielded = try_join_all(shielded.into_iter().map(UnderWay::of)).await?;
     let always = UnderWay::of(always).await?;
     try_join_all(shielded.iter().map(is_let_go)).await?;
-    for restart in &shielded {
-        let now = restart.pod.until_phase("Failed").await?;
-        let trainer = &now.containers["trainer"].state;
-        ensure!(trainer == "exit 42 (Error)", "{now}");
+    try_join_all(shielded.iter().map(UnderWay::until_over)).await?;
+    for UnderWay { pod, before } in &shielded {
+        let is_over = |now: &Snapshot| {
+            let old = &before.snapshot.containers;
+            let others = now.containers.iter().filter(|(name, _)| *name != "trainer");
+            let mut others = others.map(|(name, it)| (&it.id, &it.state, &old[name]));
+            let unkilled = others.all(|(id, state, old)| *id == old.id && *state == old.state);
+            let ended = now.containers["trainer"].state == "exit 42 (Error)";
+            let over = ended && (unkilled || now.phase == "Failed");
+            (!over).then(|| now.to_string())
+        };
+        let over = "the pod has failed, or nothing of it was killed";
+        pod.recorder.until(over, PATIENCE, is_over).await?;
     }
     always.pod.has_restarted(&always.before).await?;
     ensure!(
         proxy.mends("CreateContainer") > 0,
         "nobody called CreateContainer"
     );
-    try_join_all(shielded.iter().map(UnderWay::until_over)).await?;
     Ok(())
 }
 
