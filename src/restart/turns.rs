@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout};
 
 use super::times::{EXPOSED_LIMIT, QUICK_TURN, SLOW_TURN};
 
-/// In the beginning, and at the least. What a core bears at the most, is far below what a burst may ask for.
+/// When a burst begins, and at the least. What a core bears at the most, is far below what a burst may ask for.
 const FEWEST_PER_CORE: usize = 1;
 const MOST_PER_CORE: usize = 8;
 
@@ -57,6 +57,7 @@ impl Turns {
 
     /// A turn, if there is one and nobody is in greater need of the runtime.
     pub(super) fn at_once(&self) -> Option<Turn> {
+        self.forget_if_idle();
         let free = Arc::clone(&self.0.free);
         let permit = free.try_acquire_owned().ok()?;
         (*self.0.exposed.borrow() == 0).then(|| self.begin(permit))
@@ -77,6 +78,15 @@ impl Turns {
             turns: self.clone(),
             permit: Some(permit),
             began: Instant::now(),
+        }
+    }
+
+    /// What the node bore in the last burst says nothing of the next one.
+    fn forget_if_idle(&self) {
+        let all = self.0.all.load(Ordering::Relaxed);
+        if self.0.free.available_permits() >= all {
+            let forgotten = self.0.free.forget_permits(all - self.0.fewest);
+            self.0.all.fetch_sub(forgotten, Ordering::Relaxed);
         }
     }
 
@@ -151,21 +161,22 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn there_are_more_turns_while_they_are_quick_and_fewer_when_they_are_slow() {
-        let turns = Turns::of(1);
-        for many in 1..=10 {
-            assert_eq!(at_once(&turns), many.min(MOST_PER_CORE));
+        let turns = Turns::of(2);
+        let burst = turns.at_once();
+        for others in 1..20 {
+            assert_eq!(at_once(&turns), others.min(2 * MOST_PER_CORE - 1));
             drop(turns.at_once());
         }
-        for many in (1..=MOST_PER_CORE).rev() {
-            assert_eq!(at_once(&turns), many);
+        for others in (1..2 * MOST_PER_CORE).rev() {
+            assert_eq!(at_once(&turns), others);
             let turn = turns.at_once();
             advance(SLOW_TURN * 2).await;
             drop(turn);
         }
-        let neither = turns.at_once();
-        advance(SLOW_TURN).await;
-        drop(neither);
-        assert_eq!(at_once(&turns), 1);
+        drop(turns.at_once());
+        assert_eq!(at_once(&turns), 2);
+        burst.unwrap().give_back();
+        assert_eq!(at_once(&turns), 2, "nobody has a turn");
     }
 
     #[tokio::test(start_paused = true)]
