@@ -17,7 +17,6 @@ mod runner;
 mod runtime;
 mod scenario;
 mod shape;
-mod slow;
 mod soak;
 mod stage;
 mod under_way;
