@@ -197,8 +197,8 @@ impl Machine {
             self.progress[index].old,
             Some(OldState::Held | OldState::Exited)
         );
-        // What had ended before is seen as it is.
-        if !ended || !(is_trigger || member.was_running()) {
+        // What had ended before is seen as it is, and what the kubelet starts again may be seen.
+        if self.plan.is_by_policy() || !ended || !(is_trigger || member.was_running()) {
             return 0;
         }
         let runs = |(at, (it, progress)): (usize, (&Member, &Progress))| {
