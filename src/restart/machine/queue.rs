@@ -314,7 +314,7 @@ mod tests {
         effects = machine.handle(now + LATER, Event::Announced);
         assert_eq!(effects, [Effect::Kill("b-0".into())]);
         // The others have all of a hold before them.
-        assert!(machine.deadline > now + LATER + DOWN_LIMIT - LAST_MOMENT);
+        assert_eq!(machine.deadline, now + LATER + DOWN_LIMIT);
     }
 
     #[test]
