@@ -51,16 +51,18 @@ fn breached(breach: &BudgetBreach) -> &'static str {
 /// What aliases may add to a text, in bytes, and also what anchors may have kept.
 const EXPANSION: usize = 1 << 20;
 /// The same in events, of some 100 bytes each, and copied once for each key that they are within.
-const EXPANSION_EVENTS: usize = 5_000;
+const EXPANSION_EVENTS: usize = 2_000;
 /// A text has at most one scalar, list or mapping in so many bytes. Manifests without a blank have one in 7 to 16. A node that
 /// is within a key takes some 400 bytes until the key has been read, and `? ` is one.
-const BYTES_A_NODE: usize = 6;
+const BYTES_A_NODE: usize = 7;
+/// A list of JobSets has 19. A node that is within keys is copied once for each.
+const DEPTH: usize = 20;
 
 /// Far above any manifest, far below what would trouble a node: aliases must not make it grow.
 fn bounds(text: &str) -> Options {
     options! {
         budget: budget! {
-            max_depth: 32,
+            max_depth: DEPTH,
             max_nodes: text.len() / BYTES_A_NODE + EXPANSION_EVENTS,
             max_anchors: 1_000,
             max_aliases: 1_000,
@@ -143,6 +145,8 @@ pub(crate) fn nodes(value: &Value) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use serde::de::IgnoredAny;
+
     use super::*;
 
     #[test]
@@ -176,24 +180,26 @@ mod tests {
         assert!(repeated(100).is_err());
     }
 
-    fn kept_thirty_times(content: &str) -> Result<Value, YamlError> {
-        let anchors: Vec<_> = (0..30).map(|it| format!("&a{it} [")).collect();
-        document(&format!("{}{content}{}", anchors.concat(), "]".repeat(30)))
+    fn kept_in_each_level(content: &str) -> Result<Value, YamlError> {
+        let levels = DEPTH - 2;
+        let anchors: Vec<_> = (0..levels).map(|it| format!("&a{it} [")).collect();
+        let ends = "]".repeat(levels);
+        document(&format!("{}{content}{ends}", anchors.concat()))
     }
 
     #[test]
     fn anchors_cannot_keep_a_list_again_and_again() {
-        let kept = |length: usize| kept_thirty_times(&"x, ".repeat(length));
-        assert!(kept(100).is_ok());
+        let kept = |length: usize| kept_in_each_level(&"x, ".repeat(length));
+        assert!(kept(50).is_ok());
         assert!(kept(1_000).is_err());
     }
 
     #[test]
     fn anchors_cannot_keep_a_text_again_and_again() {
         // An escape, so that there is something to keep.
-        let kept = |length: usize| kept_thirty_times(&format!("\"\\t{}\"", "x".repeat(length)));
+        let kept = |length: usize| kept_in_each_level(&format!("\"\\t{}\"", "x".repeat(length)));
         assert!(kept(10_000).is_ok());
-        assert!(kept(60_000).is_err());
+        assert!(kept(70_000).is_err());
     }
 
     #[test]
@@ -210,8 +216,23 @@ mod tests {
             let text = "&a [".repeat(depth) + &"]".repeat(depth);
             document::<Value>(&text)
         };
-        assert!(nested(30).is_ok());
-        assert!(nested(40).is_err());
+        assert!(nested(DEPTH).is_ok());
+        assert!(nested(DEPTH + 1).is_err());
+    }
+
+    #[test]
+    fn thousands_of_nodes_cannot_be_copied_for_dozens_of_keys() {
+        let text = |depth| {
+            let keys = "? ".repeat(depth);
+            let lines = (0..1_000).map(|it| format!("  {keys}k{it}: v\n"));
+            format!("a:\n{}", lines.collect::<String>())
+        };
+        let unused = |depth| {
+            let read = document::<IgnoredAny>(&text(depth));
+            read.unwrap_err().to_string()
+        };
+        assert!(unused(DEPTH).contains("too deep"));
+        assert!(unused(10).contains("for its length"));
     }
 
     #[test]

@@ -280,10 +280,18 @@ impl Machine {
             member.kind == ContainerKind::Regular
                 && member.restart_policy == RestartPolicy::Never
                 && member.old.as_ref().is_some_and(ran)
-                && self.progress[index].old == Some(OldState::Exited)
+                && matches!(
+                    self.progress[index].old,
+                    Some(OldState::Held | OldState::Exited)
+                )
                 && self.is_left(index)
         };
         self.plan.is_whole_pod() && (0..self.progress.len()).any(seen_for_good)
+    }
+
+    /// Whether something still runs that may have been told to stop by another process.
+    pub(super) fn may_yet_end(&self) -> bool {
+        self.plan.is_whole_pod() && !self.all_down()
     }
 
     /// What runs of a pod that can only fail.

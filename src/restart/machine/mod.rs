@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use super::plan::{Old, Plan, Starter, Way};
 use super::times::{
     AGAIN_LIMIT, CLEAR_LIMIT, DOWN_LIMIT, KEPT_TIME, LAST_MOMENT, RECORD_LIMIT, RELIST_INTERVAL,
-    UP_LIMIT, time_of_relist,
+    STOP_LIMIT, UP_LIMIT, time_of_relist,
 };
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::ContainerKind;
@@ -68,6 +68,8 @@ pub struct Machine {
     waker: Option<ContainerId>,
     /// The kubelet goes on by itself (see `leave_rest`).
     left: bool,
+    /// By then what has been told to stop has ended.
+    ends_by: Option<Instant>,
     /// What runs in a pod that is to fail, until it has ended (see `is_halved`).
     ending: BTreeSet<ContainerId>,
     /// `Clear` removes containers first, then the placeholders that keep the kubelet waiting.
@@ -250,6 +252,7 @@ impl Machine {
             start_at: None,
             waker: None,
             left: false,
+            ends_by: None,
             ending: BTreeSet::new(),
             placeholders_going: false,
         }
@@ -273,6 +276,7 @@ impl Machine {
         let next = self.start_at.into_iter().chain(self.unseen_until);
         let next = next.chain(self.replay_until()).chain(self.seen_from());
         let next = next.chain(self.undo_until()).chain(self.trusted_from());
+        let next = next.chain(self.ends_by);
         (self.phase != Phase::Over).then(|| next.fold(self.deadline, Instant::min))
     }
 
@@ -507,7 +511,8 @@ impl Machine {
                 let waker = self.waker.take_if(|_| self.start_at.is_none());
                 effects.extend(waker.map(Effect::Remove));
                 effects.extend(self.kills_of_halved());
-                let outcome = self.outcome(late);
+                self.ends_by = self.ends_by.filter(|&by| now < by && self.may_yet_end());
+                let outcome = self.outcome(late).filter(|_| self.ends_by.is_none());
                 if let Some(outcome) = outcome {
                     effects.extend(self.finish(outcome));
                 }
@@ -650,7 +655,9 @@ impl Machine {
                 effects.extend(self.shields_of(index));
             }
         }
+        let grace = Duration::from_millis(self.plan.grace_ms);
         self.left = true;
+        self.ends_by = Some(now + grace + STOP_LIMIT);
         self.plan.way = Way::Shielded;
         self.enter(Phase::Up, now, &mut effects);
         effects.extend(self.announce_down());

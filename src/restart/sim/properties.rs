@@ -207,7 +207,8 @@ impl World {
         let Some(plan) = self.decisions.last().filter(|it| it.is_whole_pod()) else {
             return false;
         };
-        let regular = |it: &&Member| it.kind == ContainerKind::Regular;
+        // The plan may have been made without a spec.
+        let regular = |it: &&Member| self.case.kind_of(&it.name) == ContainerKind::Regular;
         let regulars: Vec<&Member> = plan.members.iter().filter(regular).collect();
         let since = |it: &Member| {
             let mut runs = self.runtime.runs.iter();
