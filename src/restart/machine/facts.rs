@@ -9,6 +9,7 @@ use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::node::Maker;
 use crate::restart::plan::{Member, Old, Way};
+use crate::restart::times::RELIST_INTERVAL;
 
 impl Machine {
     /// Each member, and how far it is.
@@ -124,7 +125,7 @@ impl Machine {
             return false;
         };
         match self.phase {
-            _ if self.needs_no_shield(index) => false,
+            _ if self.failing || self.needs_no_shield(index) => false,
             _ if self.progress[index].new != NewState::None => false,
             Phase::Down => !self.replays_at_once() || self.is_queued() || self.is_shown(name),
             Phase::Shielded => true,
@@ -289,9 +290,14 @@ impl Machine {
         self.plan.is_whole_pod() && (0..self.progress.len()).any(seen_for_good)
     }
 
-    /// Whether something still runs that may have been told to stop by another process.
-    pub(super) fn may_yet_end(&self) -> bool {
-        self.plan.is_whole_pod() && !self.all_down()
+    /// Until when something may end that another process has told to stop, or be started by a kubelet that has seen it wait.
+    pub(super) fn may_change_until(&self, now: Instant) -> Option<Instant> {
+        if self.failing && !self.leftovers().is_empty() {
+            return Some(now + RELIST_INTERVAL);
+        }
+        let may_end = self.plan.is_whole_pod() && !self.all_down();
+        let until = self.ends_by.filter(|_| may_end || self.failing);
+        until.filter(|&until| now < until)
     }
 
     /// What runs of a pod that can only fail.
@@ -326,7 +332,10 @@ impl Machine {
             late.then_some(Outcome::TimedOut)
         } else if (0..self.progress.len()).all(|index| self.settled(index)) {
             let left = (0..self.progress.len()).any(|index| self.is_left(index));
-            Some(if self.is_halved() {
+            let none = self.progress.iter().all(|it| it.new == NewState::None);
+            Some(if self.failing && none {
+                Outcome::Unshielded
+            } else if self.is_halved() {
                 Outcome::MadeToFail
             } else if left {
                 Outcome::TimedOut

@@ -68,7 +68,9 @@ pub struct Machine {
     waker: Option<ContainerId>,
     /// The kubelet goes on by itself (see `leave_rest`).
     left: bool,
-    /// By then what has been told to stop has ended.
+    /// What keeps the pod from being taken for failed did not stand in time, and nothing of it may start (see `fail`).
+    failing: bool,
+    /// Until then something may end, or start, that is of account.
     ends_by: Option<Instant>,
     /// What runs in a pod that is to fail, until it has ended (see `is_halved`).
     ending: BTreeSet<ContainerId>,
@@ -252,6 +254,7 @@ impl Machine {
             start_at: None,
             waker: None,
             left: false,
+            failing: false,
             ends_by: None,
             ending: BTreeSet::new(),
             placeholders_going: false,
@@ -333,6 +336,12 @@ impl Machine {
     #[must_use]
     pub fn kills_at_once(&self) -> bool {
         self.plan.grace_ms == 0 && (self.killed || self.plan.shields_come_first())
+    }
+
+    /// Whether an exit was seen that should have been shielded.
+    #[cfg(test)]
+    pub(in crate::restart) fn is_failing(&self) -> bool {
+        self.failing
     }
 
     /// Placeholders that still stand.
@@ -442,6 +451,7 @@ impl Machine {
                 };
                 (verdict, effects)
             }
+            Phase::Up if self.failing => (Verdict::NotYet, Vec::new()),
             Phase::Up if self.start_at.is_some_and(|at| now < at) => (Verdict::BackOff, Vec::new()),
             Phase::Up if self.is_turn_of(index) && !self.is_hasty(index, now) => {
                 self.progress[index].admitted = Some(now);
@@ -511,8 +521,10 @@ impl Machine {
                 let waker = self.waker.take_if(|_| self.start_at.is_none());
                 effects.extend(waker.map(Effect::Remove));
                 effects.extend(self.kills_of_halved());
-                self.ends_by = self.ends_by.filter(|&by| now < by && self.may_yet_end());
-                let outcome = self.outcome(late).filter(|_| self.ends_by.is_none());
+                self.ends_by = self.may_change_until(now);
+                let outcome = self
+                    .outcome(late)
+                    .filter(|_| late || self.ends_by.is_none());
                 if let Some(outcome) = outcome {
                     effects.extend(self.finish(outcome));
                 }
@@ -563,9 +575,8 @@ impl Machine {
     }
 
     fn leave_down(&mut self, now: Instant, effects: &mut Vec<Effect>) {
-        // Nothing that is started in a pod that the kubelet takes for failed would last.
         if !self.guard_stands() && !self.plan.is_by_policy() {
-            effects.extend(self.finish(Outcome::Unshielded));
+            self.fail(now, effects);
             return;
         }
         // What is gone the kubelet starts, what it has seen exit under Never it does not.
@@ -617,6 +628,19 @@ impl Machine {
             Phase::Down | Phase::Up | Phase::Over => start + UP_LIMIT,
         };
         effects.push(Effect::Save);
+    }
+
+    /// Nothing that is started in a pod that the kubelet takes for failed would last. It may have seen the others wait.
+    fn fail(&mut self, now: Instant, effects: &mut Vec<Effect>) {
+        self.failing = true;
+        self.left = true;
+        self.plan.way = Way::Shielded;
+        self.ends_by = Some(now + RELIST_INTERVAL);
+        self.enter(Phase::Up, now, effects);
+        effects.extend(self.announce(false));
+        effects.push(Effect::Release(self.olds()));
+        effects.extend(self.removals_of_placeholders());
+        effects.extend(self.removals_of_unstarted());
     }
 
     fn finish(&mut self, outcome: Outcome) -> Vec<Effect> {

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use super::Machine;
 use super::progress::{OldState, Progress};
-use super::terms::{Effect, Outcome, Phase};
+use super::terms::{Effect, Phase};
 use crate::exit_hold;
 use crate::ids::ContainerId;
 use crate::kube::ContainerKind;
@@ -127,8 +127,8 @@ impl Machine {
         {
             self.show(effects);
         } else {
-            effects.extend(self.finish(Outcome::Unshielded));
-            return false;
+            self.queue = Queue::Passed;
+            self.fail(now, effects);
         }
         true
     }
@@ -265,7 +265,7 @@ mod tests {
     use super::super::tests::{MADE, PLAIN, held};
     use super::*;
     use crate::kube::RestartPolicy;
-    use crate::restart::machine::Event;
+    use crate::restart::machine::{Event, Outcome};
     use crate::restart::plan::tests::circumstances;
     use crate::restart::times::{RELIST_INTERVAL, time_of_relist};
 
@@ -332,7 +332,9 @@ mod tests {
         let now = Instant::now();
         let (mut machine, _) = queued(now);
         machine.handle(now + DOWN_LIMIT, Event::Tick);
-        let effects = machine.handle(now + DOWN_LIMIT + LAST_MOMENT, Event::Tick);
+        let mut effects = machine.handle(now + DOWN_LIMIT + LAST_MOMENT, Event::Tick);
+        let late = now + DOWN_LIMIT + LAST_MOMENT + RELIST_INTERVAL;
+        effects.extend(machine.handle(late, Event::Tick));
         let over = Effect::Finish(Outcome::Unshielded);
         assert!(effects.contains(&over) && !kills(&effects), "{effects:?}");
     }

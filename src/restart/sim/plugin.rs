@@ -392,6 +392,9 @@ impl World {
         } else if releases {
             self.judge_release();
         }
+        if self.machine().is_some_and(Machine::is_failing) {
+            self.excuse_unshielded();
+        }
         let phase = self.machine().map(Machine::phase);
         let before = std::mem::replace(&mut self.phase, phase);
         if phase != before {

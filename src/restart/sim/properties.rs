@@ -7,7 +7,7 @@ use super::runtime::Is;
 use super::{Ms, World};
 use crate::ids::{ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
-use crate::restart::machine::{Effect, Machine, Outcome, Phase};
+use crate::restart::machine::{Effect, Machine, Phase};
 use crate::restart::plan::{Member, Old, Plan, Starter, Way};
 
 /// How long a pod that is over is watched: for longer than any fault lasts.
@@ -43,7 +43,6 @@ impl World {
                 let told = self.told || !whole || !replaced;
                 self.demand(told, || "nothing is killed unannounced".into());
             }
-            Effect::Finish(Outcome::Unshielded) => self.excuse_unshielded(),
             _ => {}
         }
     }
@@ -64,7 +63,7 @@ impl World {
         self.was_away || self.case.delays(Kind::Make) || stops_are_slow
     }
 
-    fn excuse_unshielded(&mut self) {
+    pub(super) fn excuse_unshielded(&mut self) {
         self.demand(self.shields_may_be_late(), || {
             "nothing is released unshielded".into()
         });
