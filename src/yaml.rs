@@ -55,7 +55,7 @@ const EXPANSION_EVENTS: usize = 2_000;
 /// A text has at most one scalar, list or mapping in so many bytes. Manifests without a blank have one in 7 to 16. A node that
 /// is within a key takes some 400 bytes until the key has been read, and `? ` is one.
 const BYTES_A_NODE: usize = 7;
-/// A list of JobSets has 19. A node that is within keys is copied once for each.
+/// A list of `JobSet`s has 19. A node that is within keys is copied once for each.
 const DEPTH: usize = 20;
 
 /// Far above any manifest, far below what would trouble a node: aliases must not make it grow.

@@ -114,11 +114,13 @@ impl Machine {
                 }),
                 old_exit: member.old.as_ref().and_then(Old::code),
                 older: member.older.iter().cloned().collect(),
-                held_since: member.old.as_ref().and_then(|old| {
-                    // What is held no longer is no reason for haste.
-                    let since = held.get(&old.id).copied();
-                    since.filter(|since| Self::is_held_still(*since, now))
-                }),
+                held_since: {
+                    // Those of a replay that has not ended are held as well. What is held no longer is no reason for haste.
+                    let old = member.old.iter().map(|old| &old.id);
+                    let since = old.chain(&member.older).filter_map(|id| held.get(id));
+                    let since = since.copied();
+                    since.filter(|it| Self::is_held_still(*it, now)).min()
+                },
                 shown: false,
                 coming: 0,
                 placeholders: BTreeMap::new(),
