@@ -136,7 +136,7 @@ impl Driver {
         }
         let starting = attempts.into_iter().zip(made.into_iter().flatten());
         let starting = starting.map(async |((name, attempt), id)| {
-            match self.start(&plan.id, &id).await {
+            match self.start(&id).await {
                 Ok(()) => {
                     // The runtime may have told of it already.
                     self.started(&id);
@@ -209,9 +209,9 @@ impl Driver {
         }
     }
 
-    async fn start(&self, restart: &RestartId, id: &ContainerId) -> Result<(), ReplayError> {
+    async fn start(&self, id: &ContainerId) -> Result<(), ReplayError> {
         let _turn = self.bounds.to_make().await;
-        if !self.is_replaying(restart) {
+        if !self.lock().pod.is_to_start(id) {
             return Err(ReplayError::Unwanted);
         }
         Ok(self.tools.cri.start_container(id).await?)

@@ -148,8 +148,11 @@ impl Machine {
         id: ContainerId,
         relisted: Instant,
     ) -> Vec<Effect> {
-        let wanted = self.phase == Phase::Replay;
-        match self.index_of(name).filter(|_| wanted) {
+        // The kubelet may have been faster while no gate was there.
+        let wanted = |index: &usize| {
+            self.phase == Phase::Replay && self.progress[*index].new == NewState::None
+        };
+        match self.index_of(name).filter(wanted) {
             Some(index) => {
                 self.progress[index].made = Some(id);
                 self.let_nothing_be_seen_before(relisted, index);
@@ -157,6 +160,13 @@ impl Machine {
             }
             None => vec![Effect::Remove(id)],
         }
+    }
+
+    /// Whether this attempt waits to be started.
+    #[must_use]
+    pub fn is_to_start(&self, id: &ContainerId) -> bool {
+        let mut made = self.progress.iter().filter_map(|it| it.made.as_ref());
+        self.phase == Phase::Replay && made.any(|made| made == id)
     }
 
     /// Those that no relist can have missed any more hide what is behind them. Shortly before the exits are released they are

@@ -133,6 +133,11 @@ impl Pod {
         self.is_restart(id, |machine| machine.phase() == Phase::Replay)
     }
 
+    /// Whether this attempt, which a replay has made, is to be started.
+    pub(in crate::restart) fn is_to_start(&self, id: &ContainerId) -> bool {
+        self.machine.as_ref().is_some_and(|it| it.is_to_start(id))
+    }
+
     /// Whether that restart is replayed, or still can be.
     pub(in crate::restart) fn may_still_replay(&self, id: &RestartId) -> bool {
         self.is_restart(id, Machine::may_replay)

@@ -118,7 +118,7 @@ enum Job {
     Called(u32),
     Announced(u32),
     Recovered(u32),
-    Replayed(u32, ContainerId, Generation),
+    Replayed(u32, ContainerId),
     NoHook(u32, ContainerId),
     AskForCode(u32, ContainerId),
     LearnCode(u32, ContainerId),
@@ -331,7 +331,7 @@ impl World {
             Job::Called(_) => self.called(),
             Job::Announced(_) => self.feed(Event::Announced),
             Job::Recovered(_) => self.recovered(),
-            Job::Replayed(_, id, generation) => self.start_replayed(&id, &generation),
+            Job::Replayed(_, id) => self.start_replayed(&id),
             Job::NoHook(_, id) => {
                 self.tell(|pod, now| pod.hook_is_missing(&id, now));
             }

@@ -635,13 +635,13 @@ impl World {
     }
 
     /// The plugin starts what it has made, if that is still wanted.
-    pub(super) fn start_replayed(&mut self, id: &ContainerId, generation: &Generation) {
+    pub(super) fn start_replayed(&mut self, id: &ContainerId) {
         let Some(container) = self.runtime.containers.get(id) else {
             return;
         };
         let name = container.name.clone();
         let pod = self.pod().unwrap();
-        if pod.is_replaying(&generation.0) {
+        if pod.is_to_start(id) {
             self.admitted(&name);
             self.start(id);
         } else if !pod.is_shield(id) {

@@ -282,10 +282,7 @@ impl World {
                 self.runtime.containers.get_mut(&id).unwrap().hooked = self.connected();
                 self.tell_created(&id);
                 let starting = self.upto(100);
-                self.after(
-                    starting,
-                    Job::Replayed(self.epoch, id.clone(), generation.clone()),
-                );
+                self.after(starting, Job::Replayed(self.epoch, id.clone()));
                 self.replay_made(&name, &id, &generation);
             }
             Call::Remove(id) => {
