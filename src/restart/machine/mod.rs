@@ -126,6 +126,7 @@ impl Machine {
                 placeholders: BTreeMap::new(),
                 made: None,
                 new: NewState::None,
+                missed_until: None,
                 admitted: None,
                 started: None,
             })
@@ -281,7 +282,7 @@ impl Machine {
         let next = self.start_at.into_iter().chain(self.unseen_until);
         let next = next.chain(self.replay_until()).chain(self.seen_from());
         let next = next.chain(self.undo_until()).chain(self.trusted_from());
-        let next = next.chain(self.ends_by);
+        let next = next.chain(self.ends_by).chain(self.unshields_from());
         (self.phase != Phase::Over).then(|| next.fold(self.deadline, Instant::min))
     }
 
@@ -397,7 +398,7 @@ impl Machine {
                 self.set_old(&id, OldState::Exited);
                 effects.extend(self.queue_shields());
             }
-            Event::Ended(name, id, code) => effects.extend(self.ended(&name, id, code)),
+            Event::Ended(name, id, code) => effects.extend(self.ended(&name, id, code, now)),
             Event::PlaceholderMade(name, id, _)
                 if name == WAKER.into() && self.start_at.is_some() =>
             {
@@ -474,6 +475,7 @@ impl Machine {
     fn step(&mut self, now: Instant, effects: &mut Vec<Effect>) -> bool {
         let late = now >= self.deadline;
         self.trust_placeholders(now);
+        effects.extend(self.unshield(now));
         self.start_at = self.start_at.filter(|&at| now < at);
         self.unseen_until = self.unseen_until.filter(|&until| now < until && !late);
         if !self.is_queued() && self.step_undo(now, effects) {
@@ -524,9 +526,9 @@ impl Machine {
                 effects.extend(waker.map(Effect::Remove));
                 effects.extend(self.kills_of_halved());
                 self.ends_by = self.may_change_until(now);
-                let outcome = self
-                    .outcome(late)
-                    .filter(|_| late || self.ends_by.is_none());
+                let outcome = self.outcome(late).filter(|_| {
+                    late || !(self.ends_by.is_some() || self.unshields_from().is_some())
+                });
                 if let Some(outcome) = outcome {
                     effects.extend(self.finish(outcome));
                 }

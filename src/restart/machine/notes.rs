@@ -6,7 +6,8 @@ use super::Machine;
 use super::progress::{NewState, OldState, Progress};
 use super::terms::{Effect, Phase};
 use crate::ids::{ContainerId, ContainerName, ExitCode};
-use crate::restart::times::{SHIELD_TIME, TRUST_TIME};
+use crate::kube::{ContainerKind, RestartPolicy};
+use crate::restart::times::{SHIELD_TIME, TRUST_TIME, time_of_relist};
 
 impl Machine {
     pub(super) fn index_of(&self, name: &ContainerName) -> Option<usize> {
@@ -70,6 +71,7 @@ impl Machine {
         name: &ContainerName,
         id: ContainerId,
         code: Option<ExitCode>,
+        now: Instant,
     ) -> Vec<Effect> {
         if let Some(index) = self.index_of_old(&id) {
             let stays = !self.is_cleared_away(index);
@@ -90,7 +92,7 @@ impl Machine {
             _ => None,
         };
         progress.new = NewState::Ended(id, code.or(known));
-        self.replaced(index)
+        self.replaced(index, now)
     }
 
     /// The code of an exit may be known only after its release. If it is one that the kubelet would leave alone, the
@@ -155,6 +157,7 @@ impl Machine {
         match self.index_of(name).filter(wanted) {
             Some(index) => {
                 self.progress[index].made = Some(id);
+                self.progress[index].missed_until = Some(relisted);
                 self.let_nothing_be_seen_before(relisted, index);
                 Vec::new()
             }
@@ -226,13 +229,49 @@ impl Machine {
         progress.made.take_if(|made| *made == id);
         progress.new = NewState::Running(id);
         progress.started = Some(now);
-        self.replaced(index)
+        self.replaced(index, now)
     }
 
     /// A container that has started needs its placeholders no more, nor another attempt: with them gone, the old one is
     /// its `lastState`.
-    pub(super) fn replaced(&self, index: usize) -> Vec<Effect> {
-        let unstarted = self.progress[index].unstarted();
-        unstarted.cloned().map(Effect::Remove).collect()
+    pub(super) fn replaced(&mut self, index: usize, now: Instant) -> Vec<Effect> {
+        let progress = &mut self.progress[index];
+        // One that the kubelet made was there after it was admitted, and before it started.
+        let took = progress.started.zip(progress.admitted);
+        let took = took.map(|(started, admitted)| started.saturating_duration_since(admitted));
+        let by = now + time_of_relist(took.unwrap_or_default());
+        progress.missed_until.get_or_insert(by);
+        self.unshield(now)
+    }
+
+    /// Removes what shielded containers that have started. Where the pod could be taken for failed, it stays until no relist
+    /// is under way that has listed neither it nor what has started.
+    pub(super) fn unshield(&mut self, now: Instant) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        for index in 0..self.progress.len() {
+            let until = self.shields_until(index).is_some_and(|until| now < until);
+            let progress = &mut self.progress[index];
+            if progress.new != NewState::None && !until && progress.missed_until.take().is_some() {
+                effects.extend(progress.unstarted().cloned().map(Effect::Remove));
+            }
+        }
+        effects
+    }
+
+    /// When what shields containers that have started can go.
+    pub(super) fn unshields_from(&self) -> Option<Instant> {
+        let all = 0..self.progress.len();
+        all.filter_map(|index| self.shields_until(index)).min()
+    }
+
+    /// Until when what shields that container stays after its start: its exit can be seen, and is not to be.
+    fn shields_until(&self, index: usize) -> Option<Instant> {
+        let (member, progress) = (&self.plan.members[index], &self.progress[index]);
+        let seen = self.old_id(index).is_some_and(|old| !self.holds(&old));
+        let matters = member.kind == ContainerKind::Regular
+            && member.restart_policy != RestartPolicy::Always
+            && progress.new != NewState::None
+            && !progress.old_is_gone();
+        progress.missed_until.filter(|_| seen && matters)
     }
 }

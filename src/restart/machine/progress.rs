@@ -42,6 +42,8 @@ pub(super) struct Progress {
     /// An attempt that a replay has made and not started. Until then it is as good as a placeholder.
     pub(super) made: Option<ContainerId>,
     pub(super) new: NewState,
+    /// Until then a relist may be under way that has not listed the new one.
+    pub(super) missed_until: Option<Instant>,
     /// When the kubelet was let create the new one, if it was.
     pub(super) admitted: Option<Instant>,
     /// When the new one started, if that was under our eyes.
@@ -87,6 +89,7 @@ impl Progress {
             placeholders: BTreeMap::new(),
             made: None,
             new: NewState::None,
+            missed_until: None,
             admitted: None,
             started: None,
         };

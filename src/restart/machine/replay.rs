@@ -187,7 +187,8 @@ impl Machine {
     fn is_unshielded(&self) -> bool {
         let gone = self.progress.iter().all(|it| it.placeholders.is_empty());
         let come = self.progress.iter().all(|it| it.coming == 0);
-        self.replay.released || (gone && come)
+        let released = self.replay.released && self.unshields_from().is_none();
+        released || (gone && come)
     }
 
     /// When an exit may be seen at the earliest.

@@ -135,6 +135,7 @@ fn the_last_init_container_may_outlast_the_hold() {
     assert_eq!((world.finished, &world.fell_back), (None, &None));
     world.end("i", 0);
     world.settle();
+    world.relist();
     assert_eq!(world.finished, Some(Outcome::Completed));
 }
 

@@ -120,6 +120,13 @@ impl World {
         }
     }
 
+    /// Until no relist can have missed what has happened so far.
+    pub(super) fn relist(&mut self) {
+        self.now += time_of_relist(MADE);
+        self.handle(Event::Tick);
+        self.settle();
+    }
+
     pub(super) fn admit_create(&mut self, name: &str) -> Verdict {
         let (verdict, effects) = self.machine.admit_create(self.now, &name.into());
         self.take(effects);
@@ -236,8 +243,10 @@ fn never_without_inits_releases_only_behind_all_placeholders() {
     assert_eq!(world.released.len(), 2);
     world.pending.clear();
     world.start("b");
+    world.relist();
     assert!(world.removed("p3") && !world.removed("p1"));
     world.start("a");
+    world.relist();
     assert!(world.removed("p1") && world.removed("p2"));
     assert!(!world.removed("a-0"), "the old attempt is the lastState");
     assert_eq!(world.finished, Some(Outcome::Completed));
@@ -369,6 +378,19 @@ fn a_success_that_is_known_late_does_not_leave_its_container_behind() {
 }
 
 #[test]
+fn what_shields_a_container_that_starts_stays_until_no_relist_can_have_missed_the_start() {
+    let mut world = all(RestartPolicy::Never, PLAIN, "a");
+    world.hold("b-0");
+    world.settle();
+    let (now, started) = (world.now, Event::Started("a".into(), "a-1".into()));
+    let removes = |effects: &[Effect]| effects.iter().any(|it| matches!(it, Effect::Remove(_)));
+    assert!(!removes(&world.machine.handle(now, started)));
+    assert_eq!(world.machine.deadline(), Some(now + time_of_relist(MADE)));
+    let later = now + time_of_relist(MADE);
+    assert!(removes(&world.machine.handle(later, Event::Tick)));
+}
+
+#[test]
 fn action_restart_concerns_one_container() {
     let mut circumstances = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42);
     circumstances.action = Action::Restart;
@@ -379,6 +401,7 @@ fn action_restart_concerns_one_container() {
     assert_eq!(world.admit_create("a"), Verdict::NotYet);
     world.settle();
     world.start("a");
+    world.relist();
     assert_eq!(world.finished, Some(Outcome::Completed));
 }
 
@@ -905,6 +928,7 @@ fn a_pod_that_restarts_with_grace_says_so_until_all_runs_again() {
     world.start("a");
     assert!(world.machine.told.restarting);
     world.start("b");
+    world.relist();
     assert!(world.log.contains(&Effect::Announce(false)));
 }
 
