@@ -638,6 +638,7 @@ impl Machine {
     fn fail(&mut self, now: Instant, effects: &mut Vec<Effect>) {
         self.failing = true;
         self.left = true;
+        self.plan.starter = Starter::Kubelet("nothing shielded it in time".into());
         self.plan.way = Way::Shielded;
         self.ends_by = Some(now + RELIST_INTERVAL);
         self.enter(Phase::Up, now, effects);
