@@ -17,6 +17,7 @@ mod runner;
 mod runtime;
 mod scenario;
 mod shape;
+mod slow;
 mod soak;
 mod stage;
 mod under_way;

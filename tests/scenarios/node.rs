@@ -239,6 +239,29 @@ impl Node {
         Ok(state.is_some_and(|(_, rest)| !rest.starts_with('Z')))
     }
 
+    /// The runtime, and the shims of its containers: each is told where the runtime is.
+    pub(crate) fn runtime_pids(&self) -> Result<Vec<i32>> {
+        let mut pids = vec![self.pid("containerd")?.as_raw_pid()];
+        let socket = self.dir.join("containerd.sock");
+        for entry in std::fs::read_dir("/proc")? {
+            let entry = entry?;
+            // Not all are processes, and those that are may end.
+            let Some(pid) = entry.file_name().to_str().and_then(|it| it.parse().ok()) else {
+                continue;
+            };
+            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            let line = String::from_utf8_lossy(&line);
+            let is_shim = line
+                .split('\0')
+                .next()
+                .is_some_and(|it| it.contains("shim"));
+            if is_shim && line.contains(&*socket.to_string_lossy()) {
+                pids.push(pid);
+            }
+        }
+        Ok(pids)
+    }
+
     fn pid(&self, component: &str) -> Result<Pid> {
         let path = self.dir.join("run").join(component).with_extension("pid");
         let text = std::fs::read_to_string(&path)

@@ -139,14 +139,26 @@ impl LivePod {
         said[said.len().saturating_sub(3)..].join("; ")
     }
 
+    /// Waits until every container runs again, and the kubelet says so.
+    pub(crate) async fn until_runs_afresh(
+        &self,
+        before: &Before,
+        patience: Duration,
+    ) -> Result<()> {
+        let missing = |now: &Snapshot| {
+            before
+                .not_running(self, now)
+                .or_else(|| before.untold(self, now))
+        };
+        let begun = self
+            .recorder
+            .until_alive("all containers run again", patience, missing);
+        begun.await?;
+        Ok(())
+    }
+
     async fn runs_afresh(&self, before: &Before) -> Result<()> {
-        self.recorder
-            .until_alive("all containers run again", PATIENCE, |now| {
-                before
-                    .not_running(self, now)
-                    .or_else(|| before.untold(self, now))
-            })
-            .await?;
+        self.until_runs_afresh(before, PATIENCE).await?;
         self.recorder
             .stays_for(TWO_RELISTS, |now| {
                 before

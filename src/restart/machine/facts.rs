@@ -292,12 +292,10 @@ impl Machine {
 
     /// Until when something may end that another process has told to stop, or be started by a kubelet that has seen it wait.
     pub(super) fn may_change_until(&self, now: Instant) -> Option<Instant> {
-        if self.failing && !self.leftovers().is_empty() {
-            return Some(now + RELIST_INTERVAL);
-        }
-        let may_end = self.plan.is_whole_pod() && !self.all_down();
-        let until = self.ends_by.filter(|_| may_end || self.failing);
-        until.filter(|&until| now < until)
+        let seen = (self.failing && !self.leftovers().is_empty()).then(|| now + RELIST_INTERVAL);
+        let may_end = self.failing || (self.plan.is_whole_pod() && !self.all_down());
+        let until = self.ends_by.filter(|&until| may_end && now < until);
+        until.max(seen)
     }
 
     /// What runs of a pod that can only fail.

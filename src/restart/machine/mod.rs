@@ -454,7 +454,9 @@ impl Machine {
                 };
                 (verdict, effects)
             }
-            Phase::Up if self.failing => (Verdict::NotYet, Vec::new()),
+            Phase::Up if self.failing && self.progress[index].old != Some(OldState::Gone) => {
+                (Verdict::NotYet, Vec::new())
+            }
             Phase::Up if self.start_at.is_some_and(|at| now < at) => (Verdict::BackOff, Vec::new()),
             Phase::Up if self.is_turn_of(index) && !self.is_hasty(index, now) => {
                 self.progress[index].admitted = Some(now);
@@ -634,13 +636,18 @@ impl Machine {
         effects.push(Effect::Save);
     }
 
-    /// Nothing that is started in a pod that the kubelet takes for failed would last. It may have seen the others wait.
+    /// Nothing that is started in a pod that the kubelet takes for failed would last. It may have seen the others wait, and
+    /// starts what is gone: the pod is made to fail then (see `is_halved`).
     fn fail(&mut self, now: Instant, effects: &mut Vec<Effect>) {
         self.failing = true;
         self.left = true;
         self.plan.starter = Starter::Kubelet("nothing shielded it in time".into());
         self.plan.way = Way::Shielded;
-        self.ends_by = Some(now + RELIST_INTERVAL);
+        let mut progress = self.progress.iter();
+        let gone = progress.any(|it| it.new != NewState::None || it.old == Some(OldState::Gone));
+        let whole = self.plan.is_whole_pod() && (gone || (self.killed && !self.all_down()));
+        let ends = Duration::from_millis(self.plan.grace_ms) + STOP_LIMIT;
+        self.ends_by = Some(now + if whole { ends } else { RELIST_INTERVAL });
         self.enter(Phase::Up, now, effects);
         effects.extend(self.announce(false));
         effects.push(Effect::Release(self.olds()));

@@ -420,6 +420,11 @@ fn a_container_that_cannot_be_killed_does_not_hold_the_others_for_ever() {
 fn a_pod_whose_guard_could_not_be_shielded_is_left_to_fail_with_its_exits() {
     for shape in [PLAIN, FULL] {
         let mut world = all(RestartPolicy::Never, shape, "a");
+        for (name, _, was) in shape {
+            if matches!(was, Was::Running) {
+                world.hold(&format!("{name}-0"));
+            }
+        }
         world.handle(Event::PlaceholderMade("b".into(), "shield-1".into(), MADE));
         world.now += DOWN_LIMIT;
         world.handle(Event::Tick);

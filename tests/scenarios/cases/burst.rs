@@ -9,12 +9,18 @@ use futures::future::try_join_all;
 use crate::evidence::Deed;
 use crate::pod::LivePod;
 use crate::restarted::Before;
-use crate::scenario::{Scenario, scenarios};
+use crate::scenario::{Scenario, Skipped, scenarios};
 use crate::shape::{Kind, Shape};
+use crate::slow::SlowRuntime;
 use crate::stage::Stage;
+use crate::wait::PATIENCE;
 
 /// Three containers each.
 const MANY: usize = 30;
+const HALF: usize = MANY / 2;
+
+/// Of two cores, in hundredths of one.
+const TENTH: u64 = 20;
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
     scenarios![Undisturbed:
@@ -23,6 +29,8 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         thirty_on_failure_pods_restart_at_once,
         thirty_always_pods_restart_at_once,
         thirty_never_pods_are_replayed_at_once,
+        fifteen_never_pods_restart_at_once_on_a_runtime_that_is_ten_times_slower,
+        fifteen_never_pods_are_replayed_at_once_on_a_runtime_that_is_ten_times_slower,
     ]
 }
 
@@ -55,6 +63,36 @@ async fn thirty_never_pods_are_replayed_at_once(stage: Stage) -> Result<()> {
     let replayed = replayed.count();
     println!("note: {replayed} of {MANY} by replay");
     ensure!(2 * replayed > MANY, "most were left to the kubelet");
+    Ok(())
+}
+
+async fn fifteen_never_pods_restart_at_once_on_a_runtime_that_is_ten_times_slower(
+    stage: Stage,
+) -> Result<()> {
+    restart_slowly(stage, of_three(Shape::never())).await
+}
+
+async fn fifteen_never_pods_are_replayed_at_once_on_a_runtime_that_is_ten_times_slower(
+    stage: Stage,
+) -> Result<()> {
+    restart_slowly(stage, of_three(Shape::never()).started_by("Auto")).await
+}
+
+/// Their exits cannot be held for as long as all of it takes: they are killed one after another. Who starts them, and how
+/// often the kubelet has tried to, is left open.
+async fn restart_slowly(stage: Stage, shape: Shape) -> Result<()> {
+    let pods = try_join_all((0..HALF).map(|_| stage.running(shape.clone()))).await?;
+    let before = try_join_all(pods.iter().map(|pod| Before::of(pod))).await?;
+    let slow = SlowRuntime::new(&stage.node, TENTH)?;
+    let Some(slow) = slow else {
+        return Err(Skipped("no cgroup v1 to slow the runtime down by").into());
+    };
+    try_join_all(pods.iter().map(|pod| pod.exit("trainer", 42))).await?;
+    let restarts = pods.iter().zip(&before);
+    let begun = restarts.clone();
+    try_join_all(begun.map(|(pod, before)| pod.until_runs_afresh(before, 2 * PATIENCE))).await?;
+    drop(slow);
+    try_join_all(restarts.map(|(pod, before)| pod.has_recovered(before))).await?;
     Ok(())
 }
 
