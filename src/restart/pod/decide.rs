@@ -105,6 +105,8 @@ impl Pod {
         let container = trigger.container.clone();
         let id = RestartId(format!("{}-{}", short(container.as_str()), self.restarts));
         let scope = scope(action, &trigger);
+        // What another restart has made and not started, nobody starts any more.
+        self.sweep_unstarted();
         let mut circumstances = self.circumstances(id, trigger, action, grace, now);
         let back_off = &self.shared.back_off;
         let wait = self.past.wait(scope.as_ref(), now.up_ms, back_off);
