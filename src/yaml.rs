@@ -74,46 +74,82 @@ fn bounds(text: &str) -> Options {
     }
 }
 
-/// Keys are texts, as in JSON. Whoever reads a key that is a list or a mapping keeps it, and copies it once for each key that
-/// it is within.
-fn keys_are_texts(text: &str) -> Result<(), YamlError> {
-    // Whether each collection that is open is a mapping of which a key comes next.
-    let mut key_next: Vec<Option<bool>> = Vec::new();
+/// A collection that is being read.
+enum Open {
+    List,
+    /// What a `<<` merges.
+    Merged,
+    /// Of a mapping, what comes next.
+    Mapping(Next),
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Next {
+    Key,
+    Value,
+    Merged,
+}
+
+/// Keys are texts, as in JSON, and `<<` merges what has a name. Whoever reads a key that is a list or a mapping, or merges
+/// one that is written there, keeps it, and copies it once for each that it is within.
+fn is_plain(text: &str) -> Result<(), YamlError> {
+    let mut open: Vec<Open> = Vec::new();
     // Whoever reads the text says what else is wrong with it.
     for (event, span) in Parser::new_from_str(text).map_while(Result::ok) {
-        let (opens, closes) = match event {
-            Event::MappingStart(..) => (Some(Some(true)), false),
-            Event::SequenceStart(..) => (Some(None), false),
-            Event::MappingEnd | Event::SequenceEnd => (None, true),
-            Event::Scalar(..) | Event::Alias(_) => (None, false),
+        let scalar = match &event {
+            Event::Scalar(scalar, ..) => Some(scalar),
+            Event::MappingStart(..) | Event::SequenceStart(..) | Event::Alias(_) => None,
+            Event::MappingEnd | Event::SequenceEnd => {
+                open.pop();
+                continue;
+            }
             _ => continue,
         };
-        if closes {
-            key_next.pop();
-            continue;
-        }
-        if let Some(Some(is_key)) = key_next.last_mut() {
-            if *is_key && !matches!(event, Event::Scalar(..)) {
-                let (line, column) = (span.start.line(), span.start.col() + 1);
-                let what = "a key that is no text";
-                return Err(YamlError(format!("{what} at line {line}, column {column}")));
+        let named = matches!(event, Event::Alias(_));
+        let list = matches!(event, Event::SequenceStart(..));
+        let (mut wrong, mut merged) = (None, false);
+        match open.last_mut() {
+            Some(Open::Mapping(next)) => {
+                match next {
+                    Next::Key if scalar.is_none() => wrong = Some("a key that is no text"),
+                    Next::Merged if !named && !list => wrong = Some("a merge of what has no name"),
+                    Next::Key | Next::Value | Next::Merged => {}
+                }
+                merged = *next == Next::Merged;
+                *next = match scalar {
+                    _ if *next != Next::Key => Next::Key,
+                    Some(key) if key == "<<" => Next::Merged,
+                    _ => Next::Value,
+                };
             }
-            *is_key = !*is_key;
+            Some(Open::Merged) if !named => wrong = Some("a merge of what has no name"),
+            Some(Open::Merged | Open::List) | None => {}
         }
-        key_next.extend(opens);
+        if let Some(wrong) = wrong {
+            let (line, column) = (span.start.line(), span.start.col() + 1);
+            return Err(YamlError(format!(
+                "{wrong} at line {line}, column {column}"
+            )));
+        }
+        match event {
+            Event::MappingStart(..) => open.push(Open::Mapping(Next::Key)),
+            Event::SequenceStart(..) if merged => open.push(Open::Merged),
+            Event::SequenceStart(..) => open.push(Open::List),
+            _ => {}
+        }
     }
     Ok(())
 }
 
 /// Reads one document.
 pub(crate) fn document<T: DeserializeOwned>(text: &str) -> Result<T, YamlError> {
-    keys_are_texts(text)?;
+    is_plain(text)?;
     Ok(serde_saphyr::from_str_with_options(text, bounds(text))?)
 }
 
 /// Reads every document of a stream; empty ones are left out.
 pub(crate) fn documents(text: &str) -> Result<Vec<Value>, YamlError> {
-    keys_are_texts(text)?;
+    is_plain(text)?;
     Ok(serde_saphyr::from_multiple_with_options(
         text,
         bounds(text),
@@ -246,29 +282,31 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_texts() {
+    fn keys_are_texts_and_what_is_merged_has_a_name() {
         for text in [
             "? a\n: b",
-            "{\"a\": [b, {c: d}], <<: {e: f}}",
+            "{\"a\": [b, {c: d}], e: f}",
+            "a: &a {b: c}\nd: &d {e: f}\ng: {<<: [*a, *d]}",
             "[[a, b], {c: [d], e: f}]",
             "a: &a {b: c}\nd: {<<: *a}",
             "---\na: b\n---\nc: d",
         ] {
             assert!(documents(text).is_ok(), "{text}");
         }
-        for (text, place) in [
-            ("? [a]\n: b", "line 1, column 3"),
-            ("a: b\n? {c: d}", "line 2, column 3"),
-            ("{[]: a}", "line 1, column 2"),
-            ("a:\n  ? ? b", "line 2, column 5"),
-            ("a: &a b\n*a : c", "line 2, column 1"),
+        for (text, what) in [
+            ("? [a]\n: b", "key that is no text at line 1, column 3"),
+            ("a: b\n? {c: d}", "key that is no text at line 2, column 3"),
+            ("{[]: a}", "key that is no text at line 1, column 2"),
+            ("a:\n  ? ? b", "key that is no text at line 2, column 5"),
+            ("a: &a b\n*a : c", "key that is no text at line 2, column 1"),
+            (
+                "<<: {a: b}",
+                "merge of what has no name at line 1, column 5",
+            ),
+            ("<<: [[a]]", "merge of what has no name at line 1, column 6"),
         ] {
             let refused = document::<IgnoredAny>(text).unwrap_err().to_string();
-            assert_eq!(
-                refused,
-                format!("a key that is no text at {place}"),
-                "{text}"
-            );
+            assert_eq!(refused, format!("a {what}"), "{text}");
         }
     }
 
