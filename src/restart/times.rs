@@ -68,7 +68,7 @@ pub(super) const SLOW_TURN: Duration = Duration::from_secs(4);
 pub(super) const EXPOSED_LIMIT: Duration = Duration::from_secs(3);
 /// How long a pod waits for its turn, or for its attempts, which shield the exits before them, to be started: hundreds of
 /// pods that restart at once.
-pub(super) const BURST_LIMIT: Duration = Duration::from_mins(1);
+pub(super) const BURST_LIMIT: Duration = Duration::from_mins(3);
 
 /// What vanishes wakes the kubelet only if it had been seen to run (`generateEvents`, pkg/kubelet/pleg/generic.go). It
 /// relists a second after it has finished the relist before, from 1.36 on also after each sync that started something.
@@ -76,8 +76,9 @@ pub(super) const BURST_LIMIT: Duration = Duration::from_mins(1);
 pub(super) const RELIST_INTERVAL: Duration = Duration::from_millis(1500);
 /// The kubelet lists a pod's containers and then asks for the state of each (`getPodContainerStatuses`,
 /// pkg/kubelet/kuberuntime). If it had listed before what shields an exit was there, and asked after the release, it would
-/// see an exit that nothing shields, or nothing of a container that was removed. On a busy node that takes it this.
-const LONGEST_RELIST: Duration = Duration::from_millis(1500);
+/// see an exit that nothing shields, or nothing of a container that was removed. More than 1.5 s were seen where the runtime
+/// had a fifth of a core for fifteen pods that restarted at once.
+const LONGEST_RELIST: Duration = Duration::from_secs(4);
 /// A kubelet that has other pods to look after takes longer than a runtime that has not: 120 ms were seen where making
 /// a placeholder took 25.
 const SHORTEST_RELIST: Duration = Duration::from_millis(250);

@@ -1,6 +1,6 @@
 //! Which pods of a node restart at once. What a restart takes is the cores': many at once take as long as one after another,
 //! and each of them as long as all, while exits can be held for seconds. So there are as many turns as the node can bear: one
-//! more for each that was quick, one less for each that was slow.
+//! more for each that was quick, one less for each that was slow, down to a single one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,8 +10,9 @@ use tokio::time::{Instant, timeout};
 
 use super::times::{EXPOSED_LIMIT, QUICK_TURN, SLOW_TURN};
 
-/// When a burst begins, and at the least. What a core bears at the most, is far below what a burst may ask for.
-const FEWEST_PER_CORE: usize = 1;
+/// When a burst begins.
+const FIRST_PER_CORE: usize = 1;
+/// Far below what a burst may ask for.
 const MOST_PER_CORE: usize = 8;
 
 /// The turns of a machine.
@@ -23,7 +24,7 @@ struct Inner {
     free: Arc<Semaphore>,
     /// How many there are, free or not.
     all: AtomicUsize,
-    fewest: usize,
+    first: usize,
     most: usize,
     /// How many pods wait for what shields them.
     exposed: watch::Sender<usize>,
@@ -45,11 +46,11 @@ impl Turns {
     /// Those of a machine with so many cores.
     #[must_use]
     pub fn of(cores: usize) -> Self {
-        let fewest = FEWEST_PER_CORE * cores;
+        let first = FIRST_PER_CORE * cores;
         Self(Arc::new(Inner {
-            free: Arc::new(Semaphore::new(fewest)),
-            all: AtomicUsize::new(fewest),
-            fewest,
+            free: Arc::new(Semaphore::new(first)),
+            all: AtomicUsize::new(first),
+            first,
             most: MOST_PER_CORE * cores,
             exposed: watch::Sender::default(),
         }))
@@ -83,11 +84,15 @@ impl Turns {
 
     /// What the node bore in the last burst says nothing of the next one.
     fn forget_if_idle(&self) {
-        let all = self.0.all.load(Ordering::Relaxed);
-        if self.0.free.available_permits() >= all {
-            let forgotten = self.0.free.forget_permits(all - self.0.fewest);
-            self.0.all.fetch_sub(forgotten, Ordering::Relaxed);
+        let (all, first) = (self.0.all.load(Ordering::Relaxed), self.0.first);
+        if self.0.free.available_permits() < all {
+            return;
         }
+        let forgotten = self.0.free.forget_permits(all.saturating_sub(first));
+        self.0.all.fetch_sub(forgotten, Ordering::Relaxed);
+        let more = first.saturating_sub(all);
+        self.0.all.fetch_add(more, Ordering::Relaxed);
+        self.0.free.add_permits(more);
     }
 
     pub(super) fn expose(&self) -> Exposed {
@@ -99,7 +104,7 @@ impl Turns {
     fn end(&self, turn: OwnedSemaphorePermit, quick: bool, slow: bool) {
         let change = |all: usize| match all {
             _ if quick && all < self.0.most => Some(all + 1),
-            _ if slow && all > self.0.fewest => Some(all - 1),
+            _ if slow && all > 1 => Some(all - 1),
             _ => None,
         };
         let relaxed = Ordering::Relaxed;
@@ -173,8 +178,7 @@ mod tests {
             advance(SLOW_TURN * 2).await;
             drop(turn);
         }
-        drop(turns.at_once());
-        assert_eq!(at_once(&turns), 2);
+        assert_eq!(at_once(&turns), 0, "a single one is left");
         burst.unwrap().give_back();
         assert_eq!(at_once(&turns), 2, "nobody has a turn");
     }

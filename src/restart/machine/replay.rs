@@ -202,6 +202,8 @@ impl Machine {
         let member = &self.plan.members[index];
         let unseen = member.kind == ContainerKind::Regular && !self.replay.released;
         if unseen && member.restart_policy != RestartPolicy::Always {
+            // No hold lasts for longer.
+            let time = self.held_until().map_or(time, |until| time.min(until));
             self.replay.seen_from = self.replay.seen_from.max(Some(time));
         }
     }
