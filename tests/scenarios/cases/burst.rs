@@ -29,7 +29,6 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         thirty_on_failure_pods_restart_at_once,
         thirty_always_pods_restart_at_once,
         thirty_never_pods_are_replayed_at_once,
-        fifteen_never_pods_restart_at_once_on_a_runtime_that_is_ten_times_slower,
         fifteen_never_pods_are_replayed_at_once_on_a_runtime_that_is_ten_times_slower,
     ]
 }
@@ -66,21 +65,12 @@ async fn thirty_never_pods_are_replayed_at_once(stage: Stage) -> Result<()> {
     Ok(())
 }
 
-async fn fifteen_never_pods_restart_at_once_on_a_runtime_that_is_ten_times_slower(
-    stage: Stage,
-) -> Result<()> {
-    restart_slowly(stage, of_three(Shape::never())).await
-}
-
 async fn fifteen_never_pods_are_replayed_at_once_on_a_runtime_that_is_ten_times_slower(
     stage: Stage,
 ) -> Result<()> {
-    restart_slowly(stage, of_three(Shape::never()).started_by("Auto")).await
-}
-
-/// Their exits cannot be held for as long as all of it takes: they are killed one after another. Who starts them, and how
-/// often the kubelet has tried to, is left open.
-async fn restart_slowly(stage: Stage, shape: Shape) -> Result<()> {
+    // Their exits cannot be held for as long as all of it takes: they are killed one after another. Who starts them, and
+    // how often the kubelet has tried to, is left open.
+    let shape = of_three(Shape::never()).started_by("Auto");
     let pods = try_join_all((0..HALF).map(|_| stage.running(shape.clone()))).await?;
     let before = try_join_all(pods.iter().map(|pod| Before::of(pod))).await?;
     let slow = SlowRuntime::new(&stage.node, TENTH)?;
