@@ -33,13 +33,19 @@ impl Machine {
 
     /// Those that it lacks, and that do not come yet.
     pub(super) fn shields_of(&mut self, index: usize) -> Vec<Effect> {
-        let missing = self.missing_placeholders(index);
-        self.placeholders_like(index, missing)
+        self.shields(index, self.lacks_placeholders(index))
     }
 
-    pub(super) fn missing_placeholders(&self, index: usize) -> usize {
-        let coming = self.progress[index].coming;
-        self.lacks_placeholders(index).saturating_sub(coming)
+    /// Of so many that it lacks, those that do not come yet.
+    pub(super) fn shields(&mut self, index: usize, lacks: usize) -> Vec<Effect> {
+        let name = self.plan.members[index].name.clone();
+        let Some(old) = self.old_id(index) else {
+            return Vec::new();
+        };
+        let coming = &mut self.progress[index].coming;
+        let missing = lacks.saturating_sub(*coming);
+        *coming += missing;
+        vec![Effect::MakePlaceholder(name, old); missing]
     }
 
     pub(super) fn comes_no_more(&mut self, name: &ContainerName) {

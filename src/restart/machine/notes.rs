@@ -127,17 +127,12 @@ impl Machine {
             let seen = progress.old != Some(OldState::Gone);
             // Whoever tidies up on a node takes what was never started for dead. Another takes its place, also just
             // after the release.
-            if let Some(like) = self.old_id(index)
-                && shield
-                && seen
-                && self.is_shielding(&name)
-                && self.missing_placeholders(index) > 0
-            {
-                effects.push(Effect::MakePlaceholder(name, like));
-                self.progress[index].coming += 1;
-                if self.phase == Phase::Down {
+            if shield && seen && self.is_shielding(&name) {
+                let shields = self.shields_of(index);
+                if self.phase == Phase::Down && !shields.is_empty() {
                     self.deadline = self.deadline.max(now + SHIELD_TIME);
                 }
+                effects.extend(shields);
             }
         }
         effects

@@ -78,9 +78,8 @@ impl Machine {
         }
         let mut effects = Vec::new();
         for index in self.guard_first() {
-            let missing = self.lacks_in_queue(index);
-            let missing = missing.saturating_sub(self.progress[index].coming);
-            effects.extend(self.placeholders_like(index, missing));
+            let lacks = self.lacks_in_queue(index);
+            effects.extend(self.shields(index, lacks));
         }
         effects
     }

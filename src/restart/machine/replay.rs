@@ -262,27 +262,17 @@ impl Machine {
             }
             // The guard's take their time on a busy node; the others' attempts are made before that, if anything is.
             let early = self.plan.way == Way::Shielded && self.is_guard(index);
-            let missing = if beyond && early {
+            let lacks = if beyond && early {
                 // If it cannot be started, the attempt has to go (see `leave_rest`).
                 self.lacks_placeholders(index)
             } else {
                 self.lacks_shields(index)
             };
             if beyond || early {
-                let missing = missing.saturating_sub(self.progress[index].coming);
-                effects.extend(self.placeholders_like(index, missing));
+                effects.extend(self.shields(index, lacks));
             }
         }
         effects
-    }
-
-    pub(super) fn placeholders_like(&mut self, index: usize, number: usize) -> Vec<Effect> {
-        let name = self.plan.members[index].name.clone();
-        let Some(old) = self.old_id(index) else {
-            return Vec::new();
-        };
-        self.progress[index].coming += number;
-        vec![Effect::MakePlaceholder(name, old); number]
     }
 
     /// Whether the exits are seen soon and containers that are not started yet must be shielded.
@@ -327,8 +317,8 @@ impl Machine {
     /// A first placeholder, if it is to have any.
     fn shield_of_guard(&mut self) -> Option<Effect> {
         let guard = self.guard()?;
-        let wanted = self.missing_placeholders(guard) > 0 && !self.guard_has_placeholder();
-        let shields = self.placeholders_like(guard, usize::from(wanted));
+        let wanted = self.lacks_placeholders(guard) > 0 && !self.guard_has_placeholder();
+        let shields = self.shields(guard, usize::from(wanted));
         shields.into_iter().next()
     }
 
