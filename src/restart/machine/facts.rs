@@ -5,11 +5,10 @@ use std::time::Instant;
 use super::Machine;
 use super::progress::{NewState, OldState, Progress};
 use super::terms::{Effect, Found, FoundState, Outcome, Phase, WAKER};
-use crate::ids::{ContainerId, ContainerName, ExitCode};
+use crate::ids::{ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::node::Maker;
-use crate::restart::plan::{Member, Old, Way};
-use crate::restart::times::RELIST_INTERVAL;
+use crate::restart::plan::{Member, Way};
 
 impl Machine {
     /// Each member, and how far it is.
@@ -265,61 +264,6 @@ impl Machine {
                 *new != NewState::None
             }
         }
-    }
-
-    /// Whether it goes on as without the plugin: it was not started again, and nothing stands before it.
-    pub(super) fn is_left(&self, index: usize) -> bool {
-        let progress = &self.progress[index];
-        let was_to_wait = self.plan.members[index].placeholders > 0;
-        self.left
-            && was_to_wait
-            && progress.new == NewState::None
-            && progress.unstarted().next().is_none()
-    }
-
-    /// Whether the pod would go on with some of its containers for ever: the kubelet has seen the exit of one that it does
-    /// not start again (`ShouldContainerBeRestarted`, `pkg/kubelet/container/helpers.go`), and no status is recorded in
-    /// which that runs after all.
-    fn is_halved(&self) -> bool {
-        let seen_for_good = |index: usize| {
-            let member = &self.plan.members[index];
-            let ran = |old: &Old| old.exit.is_none() || old.id == self.plan.trigger.container;
-            member.kind == ContainerKind::Regular
-                && member.restart_policy == RestartPolicy::Never
-                && member.old.as_ref().is_some_and(ran)
-                && matches!(
-                    self.progress[index].old,
-                    Some(OldState::Held | OldState::Exited)
-                )
-                && self.is_left(index)
-        };
-        self.plan.is_whole_pod() && (0..self.progress.len()).any(seen_for_good)
-    }
-
-    /// Until when something may end that another process has told to stop, or be started by a kubelet that has seen it wait.
-    pub(super) fn may_change_until(&self, now: Instant) -> Option<Instant> {
-        let seen = (self.failing && !self.leftovers().is_empty()).then(|| now + RELIST_INTERVAL);
-        let may_end = self.failing || (self.plan.is_whole_pod() && !self.all_down());
-        let until = self.ends_by.filter(|&until| may_end && now < until);
-        until.max(seen)
-    }
-
-    /// What runs of a pod that can only fail.
-    pub(super) fn kills_of_halved(&mut self) -> Vec<Effect> {
-        if !self.is_halved() {
-            return Vec::new();
-        }
-        let regulars = self.plan.members.iter().zip(&self.progress);
-        let regulars = regulars.filter(|(member, _)| member.kind == ContainerKind::Regular);
-        let running = regulars.filter_map(|(_, progress)| match &progress.new {
-            NewState::Running(id) => Some(id.clone()),
-            NewState::None | NewState::Ended(..) => None,
-        });
-        let running: Vec<ContainerId> = running.collect();
-        let news = running.into_iter();
-        news.filter(|id| self.ending.insert(id.clone()))
-            .map(Effect::Kill)
-            .collect()
     }
 
     pub(super) fn outcome(&self, late: bool) -> Option<Outcome> {

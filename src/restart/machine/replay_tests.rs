@@ -4,8 +4,11 @@ use super::tests::{FULL, PLAIN, World};
 use super::*;
 use crate::kube::RestartPolicy;
 use crate::node::Maker;
+use crate::restart::plan::Starter;
 use crate::restart::plan::tests::{Shape, Was, circumstances};
-use crate::restart::times::{BURST_LIMIT, FALLBACK_TIME, REST_OF_HOLD};
+use crate::restart::times::{
+    BURST_LIMIT, DOWN_LIMIT, FALLBACK_TIME, RELIST_INTERVAL, REST_OF_HOLD,
+};
 
 /// How long making an attempt takes.
 const MAKING: Duration = Duration::from_millis(100);

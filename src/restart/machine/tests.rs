@@ -1,15 +1,16 @@
 //! The machine, told what happens by a small runtime that does what the effects say.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::*;
 use crate::ids::ExitCode;
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::node::Maker;
-use crate::restart::plan::Old;
+use crate::policy::Action;
 use crate::restart::plan::tests::{DONE, RUNS, Shape, Was, circumstances};
+use crate::restart::plan::{Old, Way};
+use crate::restart::times::{DOWN_LIMIT, LAST_MOMENT, RELIST_INTERVAL, STOP_LIMIT};
 use ContainerKind::{Init, Regular, Sidecar};
-use std::collections::BTreeSet;
 
 /// How long making a placeholder takes.
 pub(super) const MADE: Duration = Duration::ZERO;
