@@ -3,9 +3,16 @@
 use std::fs;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::panic::resume_unwind;
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::process::geteuid;
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+
+/// How long a disk is waited for in silence.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Why a directory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -39,14 +46,63 @@ pub(crate) fn within(dir: &Path, work: impl Fn() -> io::Result<()>) -> io::Resul
     }
 }
 
+/// What the disks of these directories are asked for at the start. One that does not answer is waited for, aloud: nothing is
+/// done for any pod meanwhile, and nothing to it.
+pub(crate) async fn answer<T: Send + 'static>(
+    dirs: [&Path; 2],
+    work: impl FnOnce() -> T + Send + 'static,
+) -> T {
+    let dirs = dirs.map(|dir| dir.display().to_string()).join(", ");
+    answer_or(
+        || {
+            tracing::error!(
+                dirs,
+                "a disk does not answer: waiting for it, pods run as without the plugin"
+            )
+        },
+        work,
+    )
+    .await
+}
+
+async fn answer_or<T: Send + 'static>(
+    late: impl FnOnce(),
+    work: impl FnOnce() -> T + Send + 'static,
+) -> T {
+    let mut work = spawn_blocking(work);
+    let done = match timeout(PATIENCE, &mut work).await {
+        Ok(done) => done,
+        Err(_) => {
+            late();
+            work.await
+        }
+    };
+    done.unwrap_or_else(|panic| resume_unwind(panic.into_panic()))
+}
+
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::os::unix::fs::PermissionsExt;
+    use std::thread::sleep;
 
     use super::*;
 
     fn mode(dir: &Path) -> u32 {
         fs::metadata(dir).unwrap().mode() & 0o7777
+    }
+
+    #[tokio::test]
+    async fn a_disk_that_does_not_answer_is_waited_for_aloud() {
+        let said = Cell::new(false);
+        for (takes, aloud) in [(Duration::ZERO, false), (PATIENCE * 2, true)] {
+            let work = move || {
+                sleep(takes);
+                takes
+            };
+            assert_eq!(answer_or(|| said.set(true), work).await, takes);
+            assert_eq!(said.get(), aloud);
+        }
     }
 
     fn with_mode(mode: u32) -> tempfile::TempDir {

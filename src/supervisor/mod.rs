@@ -12,13 +12,13 @@ use std::thread;
 use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc, oneshot, watch};
-use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tokio_stream::StreamExt;
 
 use crate::clock::Clock;
 use crate::config::{Config, ConfigError, CriEndpoint};
 use crate::cri::{self, Containerd, CriError, ExitFeed};
+use crate::dirs;
 use crate::exit_hold::{HookPathError, Server, ServerError, check_hook_path};
 use crate::kube::{
     self, Conditions, Events, KubeError, KubeletFeatures, PodChange, Pods, StaticPods,
@@ -129,14 +129,13 @@ async fn work(
     let cri = cri::Client::connect(&endpoint.to_string())?;
     let client = kube::connect(config.kubeconfig.as_deref()).await?;
     let (state_dir, run_dir) = (config.state_dir.clone(), config.run_dir.clone());
-    let opened = spawn_blocking(move || {
+    let dirs = [&*config.state_dir, &*config.run_dir];
+    let opened = dirs::answer(dirs, move || {
         let records = Records::open(&state_dir, &run_dir)?;
         let (left, pasts) = (records.load(), records.pasts());
         Ok::<_, RecordsError>((records, left, pasts))
     });
-    let opened = opened.await;
-    let (records, left, pasts) =
-        opened.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
+    let (records, left, pasts) = opened.await?;
     if client.is_none() {
         tracing::info!("no API server: pods are known by what the runtime tells of them");
     }

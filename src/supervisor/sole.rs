@@ -10,7 +10,6 @@ use std::process;
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
-use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 use crate::config::Config;
@@ -64,8 +63,8 @@ impl Sole {
         let mut said = false;
         loop {
             let (run_dir, state_dir) = (config.run_dir.clone(), config.state_dir.clone());
-            let taken = spawn_blocking(move || Self::take(&run_dir, &state_dir)).await;
-            match taken.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())) {
+            let dirs = [&*config.run_dir, &*config.state_dir];
+            match dirs::answer(dirs, move || Self::take(&run_dir, &state_dir)).await {
                 Err(LockError::Taken { path, who }) if config.wait => {
                     if !std::mem::replace(&mut said, true) {
                         tracing::info!(path = %path.display(), who, "another plugin is at work: waiting for its end");
