@@ -53,16 +53,13 @@ pub(crate) async fn answer<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> T {
     let dirs = dirs.map(|dir| dir.display().to_string()).join(", ");
-    answer_or(
-        || {
-            tracing::error!(
-                dirs,
-                "a disk does not answer: waiting for it, pods run as without the plugin"
-            )
-        },
-        work,
-    )
-    .await
+    let late = || {
+        tracing::error!(
+            dirs,
+            "a disk does not answer: waiting for it, pods run as without the plugin"
+        );
+    };
+    answer_or(late, work).await
 }
 
 async fn answer_or<T: Send + 'static>(
@@ -70,12 +67,11 @@ async fn answer_or<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> T {
     let mut work = spawn_blocking(work);
-    let done = match timeout(PATIENCE, &mut work).await {
-        Ok(done) => done,
-        Err(_) => {
-            late();
-            work.await
-        }
+    let done = if let Ok(done) = timeout(PATIENCE, &mut work).await {
+        done
+    } else {
+        late();
+        work.await
     };
     done.unwrap_or_else(|panic| resume_unwind(panic.into_panic()))
 }

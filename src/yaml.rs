@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use serde_saphyr::granit_parser::{Event, Parser};
+use serde_saphyr::granit_parser::{Event, Parser, ScalarStyle};
 use serde_saphyr::{Options, budget, budget::BudgetBreach, options};
 
 use crate::text;
@@ -97,7 +97,7 @@ fn is_plain(text: &str) -> Result<(), YamlError> {
     // Whoever reads the text says what else is wrong with it.
     for (event, span) in Parser::new_from_str(text).map_while(Result::ok) {
         let scalar = match &event {
-            Event::Scalar(scalar, ..) => Some(scalar),
+            Event::Scalar(scalar, style, ..) => Some((scalar, *style)),
             Event::MappingStart(..) | Event::SequenceStart(..) | Event::Alias(_) => None,
             Event::MappingEnd | Event::SequenceEnd => {
                 open.pop();
@@ -112,17 +112,19 @@ fn is_plain(text: &str) -> Result<(), YamlError> {
             Some(Open::Mapping(next)) => {
                 match next {
                     Next::Key if scalar.is_none() => wrong = Some("a key that is no text"),
-                    Next::Merged if !named && !list => wrong = Some("a merge of what has no name"),
+                    Next::Merged if !named && !list => {
+                        wrong = Some("a merge of what is written in place");
+                    }
                     Next::Key | Next::Value | Next::Merged => {}
                 }
                 merged = *next == Next::Merged;
                 *next = match scalar {
                     _ if *next != Next::Key => Next::Key,
-                    Some(key) if key == "<<" => Next::Merged,
+                    Some((key, ScalarStyle::Plain)) if key == "<<" => Next::Merged,
                     _ => Next::Value,
                 };
             }
-            Some(Open::Merged) if !named => wrong = Some("a merge of what has no name"),
+            Some(Open::Merged) if !named => wrong = Some("a merge of what is written in place"),
             Some(Open::Merged | Open::List) | None => {}
         }
         if let Some(wrong) = wrong {
@@ -285,7 +287,7 @@ mod tests {
     fn keys_are_texts_and_what_is_merged_has_a_name() {
         for text in [
             "? a\n: b",
-            "{\"a\": [b, {c: d}], e: f}",
+            "{\"a\": [b, {c: d}], \"<<\": {e: f}}",
             "a: &a {b: c}\nd: &d {e: f}\ng: {<<: [*a, *d]}",
             "[[a, b], {c: [d], e: f}]",
             "a: &a {b: c}\nd: {<<: *a}",
@@ -301,9 +303,12 @@ mod tests {
             ("a: &a b\n*a : c", "key that is no text at line 2, column 1"),
             (
                 "<<: {a: b}",
-                "merge of what has no name at line 1, column 5",
+                "merge of what is written in place at line 1, column 5",
             ),
-            ("<<: [[a]]", "merge of what has no name at line 1, column 6"),
+            (
+                "<<: [[a]]",
+                "merge of what is written in place at line 1, column 6",
+            ),
         ] {
             let refused = document::<IgnoredAny>(text).unwrap_err().to_string();
             assert_eq!(refused, format!("a {what}"), "{text}");

@@ -2,8 +2,7 @@
 //! and each of them as long as all, while exits can be held for seconds. So there are as many turns as the node can bear: one
 //! more for each that was quick, one less for each that was slow, down to a single one.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, timeout};
@@ -23,7 +22,7 @@ pub struct Turns(Arc<Inner>);
 struct Inner {
     free: Arc<Semaphore>,
     /// How many there are, free or not.
-    all: AtomicUsize,
+    all: Mutex<usize>,
     first: usize,
     most: usize,
     /// How many pods wait for what shields them.
@@ -49,7 +48,7 @@ impl Turns {
         let first = FIRST_PER_CORE * cores;
         Self(Arc::new(Inner {
             free: Arc::new(Semaphore::new(first)),
-            all: AtomicUsize::new(first),
+            all: Mutex::new(first),
             first,
             most: MOST_PER_CORE * cores,
             exposed: watch::Sender::default(),
@@ -84,15 +83,18 @@ impl Turns {
 
     /// What the node bore in the last burst says nothing of the next one.
     fn forget_if_idle(&self) {
-        let (all, first) = (self.0.all.load(Ordering::Relaxed), self.0.first);
-        if self.0.free.available_permits() < all {
+        let (mut all, first) = (self.all(), self.0.first);
+        if self.0.free.available_permits() < *all {
             return;
         }
-        let forgotten = self.0.free.forget_permits(all.saturating_sub(first));
-        self.0.all.fetch_sub(forgotten, Ordering::Relaxed);
-        let more = first.saturating_sub(all);
-        self.0.all.fetch_add(more, Ordering::Relaxed);
+        *all -= self.0.free.forget_permits(all.saturating_sub(first));
+        let more = first.saturating_sub(*all);
+        *all += more;
         self.0.free.add_permits(more);
+    }
+
+    fn all(&self) -> MutexGuard<'_, usize> {
+        self.0.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn expose(&self) -> Exposed {
@@ -102,16 +104,13 @@ impl Turns {
 
     /// Gives a turn back, and learns from it.
     fn end(&self, turn: OwnedSemaphorePermit, quick: bool, slow: bool) {
-        let change = |all: usize| match all {
-            _ if quick && all < self.0.most => Some(all + 1),
-            _ if slow && all > 1 => Some(all - 1),
-            _ => None,
-        };
-        let relaxed = Ordering::Relaxed;
-        match self.0.all.fetch_update(relaxed, relaxed, change) {
-            Ok(_) if quick => self.0.free.add_permits(1),
-            Ok(_) => turn.forget(),
-            Err(_) => {}
+        let mut all = self.all();
+        if quick && *all < self.0.most {
+            *all += 1;
+            self.0.free.add_permits(1);
+        } else if slow && *all > 1 {
+            *all -= 1;
+            turn.forget();
         }
     }
 }

@@ -254,7 +254,10 @@ impl Driver {
                         return;
                     }
                 }
-                Err(CriError::Gone { .. }) => return self.feed(Event::Gone(like)),
+                Err(CriError::Gone { .. }) => {
+                    self.feed(Event::Gone(like));
+                    break;
+                }
                 Err(error) => {
                     if !std::mem::replace(&mut said, true) {
                         tracing::warn!(pod = %self.pod.key, container = %name, %error, "could not make a placeholder, trying until it stands or the exit is released");
@@ -418,7 +421,7 @@ impl Driver {
         let driver = Arc::clone(self);
         spawn_blocking(move || {
             let withdrawn = driver.tools.static_pods.is_withdrawn(&path, &driver.pod);
-            driver.tell(|pod, now| pod.manifest_asked(trigger, action, withdrawn, now));
+            driver.tell(|pod, now| pod.manifest_asked(&trigger, action, withdrawn, now));
         });
     }
 }

@@ -119,7 +119,7 @@ impl Driver {
         let making = attempts
             .iter()
             .map(|(_, attempt)| self.make(&plan.id, attempt, &replay.sandbox));
-        let _turn = self.turn(&plan).await;
+        let turn = self.turn(&plan).await;
         let began = Instant::now();
         let made = join_all(making).await;
         let took = began.elapsed();
@@ -128,6 +128,8 @@ impl Driver {
         let mut failed = failed.filter_map(|((name, _), made)| Some((name, made.as_ref().err()?)));
         if let Some((name, error)) = failed.next() {
             self.not_replayed(&plan.id, name, error);
+            // What was wanted no longer says nothing of the node.
+            turn.into_iter().for_each(Turn::give_back);
             made.into_iter().flatten().for_each(|id| self.sweep(id));
             return;
         }
@@ -151,8 +153,10 @@ impl Driver {
                 }
             }
         });
+        let started = join_all(starting).await;
+        drop(turn);
         // What tells of it would only delay the others.
-        for (name, id, attempt) in join_all(starting).await.into_iter().flatten() {
+        for (name, id, attempt) in started.into_iter().flatten() {
             self.show(name, &id, attempt, &replay.sandbox);
         }
     }

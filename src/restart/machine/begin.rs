@@ -76,7 +76,7 @@ impl Machine {
                 .index_of(&name)
                 .and_then(|index| machine.old_id(index));
             let made_for_it = before.is_some_and(|it| old.is_some_and(|old| it.replaces(&old)));
-            if made_for_it || machine.is_exited(&name) {
+            if made_for_it {
                 let until = before.and_then(|it| it.untrusted_until(&id));
                 machine.add_placeholder(&name, id, until);
             } else {

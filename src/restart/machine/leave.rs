@@ -45,6 +45,7 @@ impl Machine {
         let mut effects = Vec::new();
         for index in 0..self.progress.len() {
             let progress = &mut self.progress[index];
+            progress.missed_until = None;
             if progress.placeholders.is_empty() {
                 let made = progress.made.take().map(|id| (id, None));
                 progress.placeholders.extend(made);
@@ -72,6 +73,7 @@ impl Machine {
         self.left
             && was_to_wait
             && progress.new == NewState::None
+            && (progress.coming == 0 || self.failing)
             && progress.unstarted().next().is_none()
     }
 

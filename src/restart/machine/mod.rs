@@ -222,7 +222,7 @@ impl Machine {
             }
             Event::Ended(name, id, code) => effects.extend(self.ended(&name, id, code, now)),
             Event::PlaceholderMade(name, id, _)
-                if name == WAKER.into() && self.start_at.is_some() =>
+                if name == WAKER.into() && self.start_at.is_some() && !self.failing =>
             {
                 self.waker = Some(id);
             }

@@ -31,11 +31,6 @@ impl Machine {
             .map(|old| old.id.clone())
     }
 
-    pub(super) fn is_exited(&self, name: &ContainerName) -> bool {
-        self.index_of(name)
-            .is_some_and(|index| self.progress[index].old == Some(OldState::Exited))
-    }
-
     /// Those from before the restart. A replay that fell back has made old ones older.
     pub(super) fn attempts_of(&self, index: usize) -> impl Iterator<Item = ContainerId> {
         let older = self.plan.members[index].older.iter().cloned();
@@ -117,12 +112,15 @@ impl Machine {
             self.progress[index].old = Some(OldState::Gone);
         }
         self.stopped(id);
+        self.waker.take_if(|waker| waker == id);
         let mut effects = Vec::new();
         for index in 0..self.progress.len() {
             let name = self.plan.members[index].name.clone();
             let progress = &mut self.progress[index];
             progress.older.remove(id);
-            progress.made.take_if(|made| made == id);
+            if progress.made.take_if(|made| made == id).is_some() {
+                progress.missed_until = None;
+            }
             let shield = progress.placeholders.remove(id).is_some();
             let seen = progress.old != Some(OldState::Gone);
             // Whoever tidies up on a node takes what was never started for dead. Another takes its place, also just
@@ -266,6 +264,7 @@ impl Machine {
         let matters = member.kind == ContainerKind::Regular
             && member.restart_policy != RestartPolicy::Always
             && progress.new != NewState::None
+            && progress.unstarted().next().is_some()
             && !progress.old_is_gone();
         progress.missed_until.filter(|_| seen && matters)
     }

@@ -348,9 +348,9 @@ fn what_cannot_be_started_after_the_hold_is_the_kubelets_behind_the_attempts() {
         assert_eq!(world.admit_create(name), Verdict::Admit);
         let id = format!("{name}-2").into();
         world.handle(Event::Started(name.into(), id));
+        world.relist();
         assert!(world.removed(&format!("{name}-1")));
     }
-    world.settle();
     assert_eq!(world.finished, Some(Outcome::Completed));
     assert_eq!(
         world.machine.plan().starter,

@@ -72,7 +72,7 @@ impl Pod {
                     let ask = Command::AskManifest(trigger, action, manifest);
                     self.commands.push(ask);
                 }
-                None => self.begin(trigger, action, now),
+                None => self.begin(&trigger, action, now),
             },
             _ if self.is_replayed(id) => {}
             _ => drop(self.holds.remove(id)),
@@ -83,7 +83,7 @@ impl Pod {
     /// the kubelet has noticed, so that it is asked at each exit.
     pub(in crate::restart) fn manifest_asked(
         &mut self,
-        trigger: Trigger,
+        trigger: &Trigger,
         action: Action,
         withdrawn: bool,
         now: &Moment,
@@ -95,7 +95,7 @@ impl Pod {
         }
     }
 
-    fn begin(&mut self, trigger: Trigger, action: Action, now: &Moment) {
+    fn begin(&mut self, trigger: &Trigger, action: Action, now: &Moment) {
         self.restarts += 1;
         let options = self.policy.as_ref().map(|policy| policy.options().clone());
         let grace = match (action, options) {
@@ -104,10 +104,15 @@ impl Pod {
         };
         let container = trigger.container.clone();
         let id = RestartId(format!("{}-{}", short(container.as_str()), self.restarts));
-        let scope = scope(action, &trigger);
+        let scope = scope(action, trigger);
+        let plans = |it: &Self| it.circumstances(id.clone(), trigger.clone(), action, grace, now);
+        if plans(self).plan().is_none() {
+            self.holds.remove(&container);
+            return;
+        }
         // What another restart has made and not started, nobody starts any more.
         self.sweep_unstarted();
-        let mut circumstances = self.circumstances(id, trigger, action, grace, now);
+        let mut circumstances = plans(self);
         let back_off = &self.shared.back_off;
         let wait = self.past.wait(scope.as_ref(), now.up_ms, back_off);
         circumstances.back_off_ms = millis(wait);
@@ -115,7 +120,6 @@ impl Pod {
             circumstances.starter = Starter::Kubelet(blocker.to_string());
         }
         let Some(plan) = circumstances.plan() else {
-            self.holds.remove(&container);
             return;
         };
         let back_off = &self.shared.back_off;
@@ -153,6 +157,8 @@ impl Pod {
         let unstarted = self.instances.iter();
         let unstarted =
             unstarted.filter(|(_, it)| it.is_unstarted_of_ours() && !it.is_placeholder());
+        // An attempt that was left as a shield is as good as a placeholder.
+        let unstarted = unstarted.filter(|(id, _)| !self.is_shield(id));
         let unstarted: Vec<ContainerId> = unstarted.map(|(id, _)| id.clone()).collect();
         for id in unstarted {
             self.instances.removed(&id);

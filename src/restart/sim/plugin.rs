@@ -591,7 +591,7 @@ impl World {
                 let wanted = plugin.pod.is_to_be_shielded(like);
                 if !wanted {
                     let (name, generation) = (name.clone(), generation.clone());
-                    self.tell(|pod, now| pod.placeholder_not_made(name, &generation, now));
+                    self.not_made(name, &generation);
                 }
                 wanted
             }
@@ -622,6 +622,11 @@ impl World {
     pub(super) fn stands(&mut self, name: ContainerName, id: ContainerId, generation: &Generation) {
         let took = Duration::ZERO;
         self.tell(|pod, now| pod.placeholder_made(name, id, generation, took, now));
+    }
+
+    /// None stands, and nobody goes on trying.
+    pub(super) fn not_made(&mut self, name: ContainerName, generation: &Generation) {
+        self.tell(|pod, now| pod.placeholder_not_made(name, generation, now));
     }
 
     /// An attempt is there, and waits to be started.

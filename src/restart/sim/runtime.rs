@@ -262,7 +262,8 @@ impl World {
             },
             Call::Make(name, like, generation) => {
                 if !self.runtime.containers.contains_key(&like) {
-                    return self.feed(Event::Gone(like));
+                    self.feed(Event::Gone(like));
+                    return self.not_made(name, &generation);
                 }
                 if !self.may_be_shielded(&like) {
                     let call = Call::Make(name, like, generation);
