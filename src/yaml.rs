@@ -260,7 +260,7 @@ mod tests {
     #[test]
     fn anchors_cannot_keep_a_list_again_and_again() {
         let kept = |length: usize| kept_in_each_level(&"x, ".repeat(length));
-        assert!(kept(50).is_ok());
+        assert!(kept(100).is_ok());
         assert!(kept(1_000).is_err());
     }
 
@@ -269,7 +269,14 @@ mod tests {
         // An escape, so that there is something to keep.
         let kept = |length: usize| kept_in_each_level(&format!("\"\\t{}\"", "x".repeat(length)));
         assert!(kept(10_000).is_ok());
-        assert!(kept(70_000).is_err());
+        assert!(kept(60_000).is_err());
+    }
+
+    #[test]
+    fn a_list_cannot_be_thousands_of_mappings() {
+        let text = format!("[{}]", "{x},".repeat(30_000));
+        let refused = document::<Value>(&text).unwrap_err().to_string();
+        assert!(refused.contains("for its length"), "{refused}");
     }
 
     #[test]
