@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use super::progress::{NewState, OldState, Progress};
+use super::progress::{OldState, Progress};
 use super::queue::Queue;
 use super::replay::Replay;
 use super::terms::{Effect, Found, Phase, WAKER};
@@ -11,7 +11,7 @@ use super::undo::Undo;
 use super::{Machine, Told};
 use crate::ids::ContainerId;
 use crate::node::Maker;
-use crate::restart::plan::{Old, Plan, Starter, Way};
+use crate::restart::plan::{Plan, Starter, Way};
 use crate::restart::times::{
     AGAIN_LIMIT, CLEAR_LIMIT, DOWN_LIMIT, LAST_MOMENT, RECORD_LIMIT, RELIST_INTERVAL, UP_LIMIT,
 };
@@ -41,7 +41,6 @@ impl Machine {
                         OldState::Running
                     }
                 }),
-                old_exit: member.old.as_ref().and_then(Old::code),
                 older: member.older.iter().cloned().collect(),
                 held_since: {
                     // Those of a replay that has not ended are held as well. What is held no longer is no reason for haste.
@@ -50,14 +49,7 @@ impl Machine {
                     let since = since.copied();
                     since.filter(|it| Self::is_held_still(*it, now)).min()
                 },
-                shown: false,
-                coming: 0,
-                placeholders: BTreeMap::new(),
-                made: None,
-                new: NewState::None,
-                missed_until: None,
-                admitted: None,
-                started: None,
+                ..Progress::of(member)
             })
             .collect();
         let start_at = now + plan.back_off();
@@ -167,12 +159,7 @@ impl Machine {
         (machine, effects)
     }
 
-    pub(super) fn new(
-        plan: Plan,
-        phase: Phase,
-        progress: Vec<Progress>,
-        deadline: Instant,
-    ) -> Self {
+    fn new(plan: Plan, phase: Phase, progress: Vec<Progress>, deadline: Instant) -> Self {
         debug_assert_eq!(plan.members.len(), progress.len());
         Self {
             plan,

@@ -21,8 +21,11 @@ impl Machine {
         let mut progress = self.progress.iter();
         let gone = progress.any(|it| it.new != NewState::None || it.old == Some(OldState::Gone));
         let whole = self.plan.is_whole_pod() && (gone || (self.killed && !self.all_down()));
-        let ends = Duration::from_millis(self.plan.grace_ms) + STOP_LIMIT;
-        self.ends_by = Some(now + if whole { ends } else { RELIST_INTERVAL });
+        self.ends_by = Some(if whole {
+            self.ends_at(now)
+        } else {
+            now + RELIST_INTERVAL
+        });
         self.enter(Phase::Up, now, effects);
         effects.extend(self.announce(false));
         effects.push(Effect::Release(self.olds()));
@@ -55,9 +58,8 @@ impl Machine {
                 effects.extend(self.shields_of(index));
             }
         }
-        let grace = Duration::from_millis(self.plan.grace_ms);
         self.left = true;
-        self.ends_by = Some(now + grace + STOP_LIMIT);
+        self.ends_by = Some(self.ends_at(now));
         self.plan.way = Way::Shielded;
         self.enter(Phase::Up, now, &mut effects);
         effects.extend(self.announce_down());
@@ -66,6 +68,7 @@ impl Machine {
         effects.extend(self.advance(now));
         effects
     }
+
     /// Whether it goes on as without the plugin: it was not started again, and nothing stands before it.
     pub(super) fn is_left(&self, index: usize) -> bool {
         let progress = &self.progress[index];
@@ -94,6 +97,11 @@ impl Machine {
                 && self.is_left(index)
         };
         self.plan.is_whole_pod() && (0..self.progress.len()).any(seen_for_good)
+    }
+
+    /// When what is told to stop now has ended.
+    fn ends_at(&self, now: Instant) -> Instant {
+        now + Duration::from_millis(self.plan.grace_ms) + STOP_LIMIT
     }
 
     /// Until when something may end that another process has told to stop, or be started by a kubelet that has seen it wait.

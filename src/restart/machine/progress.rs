@@ -77,9 +77,9 @@ impl Progress {
         Some(started + time_of_step(started.saturating_duration_since(admitted)))
     }
 
-    /// As a restart finds it that another process began.
-    pub(super) fn from_found(member: &Member, found: &[Found]) -> Self {
-        let mut progress = Progress {
+    /// While nothing has been found of it.
+    pub(super) fn of(member: &Member) -> Self {
+        Self {
             old: member.old.as_ref().map(|_| OldState::Gone),
             old_exit: member.old.as_ref().and_then(Old::code),
             older: BTreeSet::new(),
@@ -92,7 +92,12 @@ impl Progress {
             missed_until: None,
             admitted: None,
             started: None,
-        };
+        }
+    }
+
+    /// As a restart finds it that another process began.
+    pub(super) fn from_found(member: &Member, found: &[Found]) -> Self {
+        let mut progress = Self::of(member);
         let old = member.old.as_ref().map(|old| &old.id);
         let old = found.iter().find(|seen| Some(&seen.id) == old);
         // A placeholder that an earlier restart left shields nothing.

@@ -16,7 +16,7 @@ impl Machine {
         effects
     }
 
-    pub(super) fn step(&mut self, now: Instant, effects: &mut Vec<Effect>) -> bool {
+    fn step(&mut self, now: Instant, effects: &mut Vec<Effect>) -> bool {
         let late = now >= self.deadline;
         self.trust_placeholders(now);
         effects.extend(self.unshield(now));
@@ -82,13 +82,13 @@ impl Machine {
         }
     }
 
-    pub(super) fn is_down(&self) -> bool {
+    fn is_down(&self) -> bool {
         let enough = self.last_moment.is_none() && self.guard_stands();
         let shielded = self.shields_stand() || enough;
         self.killed && self.all_down() && shielded
     }
 
-    pub(super) fn may_kill(&self, now: Instant) -> bool {
+    fn may_kill(&self, now: Instant) -> bool {
         let shielded = !self.plan.shields_come_first() || self.shields_stand();
         let told = self.told.announced || now >= self.deadline;
         !self.killed && told && shielded
@@ -122,7 +122,7 @@ impl Machine {
         vec![Effect::Announce(restarting)]
     }
 
-    pub(super) fn leave_down(&mut self, now: Instant, effects: &mut Vec<Effect>) {
+    fn leave_down(&mut self, now: Instant, effects: &mut Vec<Effect>) {
         if !self.guard_stands() && !self.plan.is_by_policy() {
             self.fail(now, effects);
             return;
