@@ -6,6 +6,12 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::node::now_ns;
 
+/// Now, by the clock that what is waited for goes by: a test that stops tokio's stops this one with it.
+#[must_use]
+pub fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}
+
 /// Tells how long the machine has been up, by which everything is measured, and what time it is, for people.
 ///
 /// The wall clock may be set at any moment, back or forth. The other one (`CLOCK_BOOTTIME`) is the same in all processes
@@ -56,7 +62,7 @@ impl Clock {
     pub fn moment(&self) -> Moment {
         let Times { up, unix } = self.read();
         Moment {
-            at: Instant::now(),
+            at: now(),
             up_ms: up,
             unix_ms: unix,
         }
@@ -135,6 +141,13 @@ mod tests {
         assert_eq!(clock.since(began), Duration::from_secs(2));
         assert_eq!(clock.moment().unix_ms, 10);
         assert_eq!(clock.since(began + 2_009), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_waited_for_comes_by_the_clock_that_decides() {
+        let until = now() + Duration::from_mins(1);
+        tokio::time::sleep_until(until.into()).await;
+        assert!(Clock::default().moment().at >= until);
     }
 
     #[test]

@@ -82,12 +82,12 @@ async fn until_tried(pod: &LivePod) -> Result<()> {
 
 fn shape(number: u32) -> Shape {
     let shape = Shape::never().regular("app");
-    if number.is_multiple_of(2) {
-        shape.annotation(RULES, annotation(number / 2))
-    } else {
-        // No process can be started with it.
-        shape.field("env", environment()).restarts_all("app", 42)
-    }
+    let environment = match number % 4 {
+        0 | 2 => return shape.annotation(RULES, annotation(number / 2)),
+        1 => startable_environment(),
+        _ => unstartable_environment(),
+    };
+    shape.field("env", environment).restarts_all("app", 42)
 }
 
 /// Rules that are to keep the plugin busy.
@@ -107,12 +107,23 @@ pub(crate) fn annotation(number: u32) -> String {
     }
 }
 
-/// Three MiB. Of more, NRI could not tell its plugins: the runtime refuses such a container.
-fn environment() -> Value {
+/// 1.7 MiB: the kernel takes 2 MiB, 128 KiB in each variable (`fs/exec.c`).
+fn startable_environment() -> Value {
+    let copies = (1..=15).map(|number| json!({"name": format!("B{number}"), "value": "$(A8)"}));
+    doubled(8).chain(copies).collect()
+}
+
+/// Three MiB, half of it in one variable. Of more, NRI could not tell its plugins: the runtime refuses such a container.
+fn unstartable_environment() -> Value {
+    doubled(12).collect()
+}
+
+/// Variables of which each is twice as long as the one before, from 375 bytes on, in a short text.
+fn doubled(times: u32) -> impl Iterator<Item = Value> {
     let first = json!({"name": "A0", "value": "x".repeat(375)});
-    let others = (1..=12).map(|number| {
+    let others = (1..=times).map(|number| {
         let before = format!("$(A{})", number - 1);
         json!({"name": format!("A{number}"), "value": before.repeat(2)})
     });
-    std::iter::once(first).chain(others).collect()
+    std::iter::once(first).chain(others)
 }

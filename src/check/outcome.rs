@@ -23,8 +23,8 @@ enum Outcome {
 /// All codes that a container can exit with.
 const CODES: RangeInclusive<i32> = 0..=255;
 
-fn outcome(container: &Container, policy: &Policy, code: i32) -> Outcome {
-    match (policy.action(&container.name, code), container.kind) {
+fn outcome(container: &Container, action: Option<Action>, code: i32) -> Outcome {
+    match (action, container.kind) {
         // KEP-5307: rules repeat an init container "until it succeeds".
         (Some(Action::Restart) | None, Kind::Init) if code == 0 => Outcome::Next,
         (Some(action), _) => Outcome::Rule(action),
@@ -40,8 +40,9 @@ fn outcome(container: &Container, policy: &Policy, code: i32) -> Outcome {
 /// One line: the container, and every group of exit codes with what it leads to.
 pub(super) fn sentence(container: &Container, policy: &Policy) -> String {
     let mut groups: Vec<(Outcome, Vec<i32>)> = Vec::new();
+    let action = policy.actions(&container.name);
     for code in CODES {
-        let outcome = outcome(container, policy, code);
+        let outcome = outcome(container, action(code), code);
         match groups.iter_mut().find(|(known, _)| *known == outcome) {
             Some((_, codes)) => codes.push(code),
             None => groups.push((outcome, vec![code])),
@@ -73,7 +74,7 @@ pub(super) fn sentence(container: &Container, policy: &Policy) -> String {
 
 /// What is allowed but hardly meant.
 pub(super) fn warning(container: &Container, policy: &Policy) -> Option<String> {
-    let success = outcome(container, policy, 0);
+    let success = outcome(container, policy.action(&container.name, 0), 0);
     let for_ever = container.kind == Kind::Init
         && matches!(
             success,

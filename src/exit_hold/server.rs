@@ -186,6 +186,7 @@ fn parse(line: &str) -> Option<HoldRequest> {
 mod tests {
     use super::super::hook::{self, HookArgs};
     use super::*;
+    use std::collections::BTreeSet;
     use std::sync::Mutex;
     use tokio::task::spawn_blocking;
 
@@ -256,6 +257,23 @@ mod tests {
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
         let error = Server::bind(&socket).unwrap_err();
         assert!(matches!(error, ServerError::Directory { .. }), "{error}");
+    }
+
+    /// It is made again and again until a thread has looked at it often.
+    #[tokio::test]
+    async fn the_socket_is_roots_alone_from_its_first_moment() {
+        const LOOKS: usize = 20_000;
+        let (_dir, args) = place();
+        let path = args.socket.clone();
+        let watcher = std::thread::spawn(move || {
+            let found = std::iter::repeat_with(|| fs::symlink_metadata(&path)).flatten();
+            let modes = found.map(|it| it.mode() & 0o777).take(LOOKS);
+            modes.collect::<BTreeSet<_>>()
+        });
+        while !watcher.is_finished() {
+            drop(Server::bind(&args.socket).unwrap());
+        }
+        assert_eq!(watcher.join().unwrap(), BTreeSet::from([0o600]));
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -2,6 +2,7 @@
 
 mod conditions;
 mod connect;
+mod endings;
 mod events;
 mod features;
 mod pod_spec;
@@ -11,6 +12,7 @@ mod static_pods;
 
 pub use conditions::{Condition, Conditions};
 pub use connect::{KubeError, connect};
+pub use endings::Endings;
 pub use events::{EventKind, Events};
 pub use features::{KubeletFeatures, watch_features};
 pub use pod_spec::{ContainerKind, ContainerSpec, PodSpec, RestartPolicy};

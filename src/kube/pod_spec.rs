@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::{Deserialize, Serialize};
 
 use super::start_duties::StartDuty;
-use crate::ids::{ContainerName, PodKey, PodUid};
+use crate::ids::{ContainerId, ContainerName, PodKey, PodUid};
 
 /// On mirror pods: the UID under which the kubelet runs the static pod (`pkg/kubelet/types/pod_update.go`).
 const CONFIG_HASH: &str = "kubernetes.io/config.hash";
@@ -83,6 +83,8 @@ pub struct PodSpec {
     pub grace: Duration,
     /// The conditions that say that it is being restarted, by type. A plugin that died leaves them behind.
     pub restarting: BTreeSet<String>,
+    /// The newest container of each name that the kubelet has seen, by its status.
+    pub recorded: BTreeSet<ContainerId>,
 }
 
 impl PodSpec {
@@ -112,6 +114,7 @@ impl PodSpec {
                     .or(spec.termination_grace_period_seconds),
             ),
             restarting: pod.status.as_ref().map(restarting).unwrap_or_default(),
+            recorded: pod.status.as_ref().map(recorded).unwrap_or_default(),
         })
     }
 
@@ -210,6 +213,17 @@ fn restarting(status: &PodStatus) -> BTreeSet<String> {
         .map(|condition| &condition.type_)
         .filter(|kind| RESTARTING.contains(&kind.as_str()))
         .cloned()
+        .collect()
+}
+
+/// Written as `<runtime>://<id>` (`ContainerID`, `pkg/kubelet/container/runtime.go`).
+fn recorded(status: &PodStatus) -> BTreeSet<ContainerId> {
+    let inits = status.init_container_statuses.iter().flatten();
+    let regulars = status.container_statuses.iter().flatten();
+    let ids = inits
+        .chain(regulars)
+        .filter_map(|it| it.container_id.as_deref());
+    ids.filter_map(|id| Some(id.split_once("://")?.1.into()))
         .collect()
 }
 

@@ -164,6 +164,7 @@ impl WrittenSpec {
             ending: false,
             grace: pod_spec::grace(self.termination_grace_period_seconds),
             restarting: BTreeSet::new(),
+            recorded: BTreeSet::new(),
         }
     }
 }

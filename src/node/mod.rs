@@ -70,6 +70,8 @@ pub struct Instance {
     pub created_at: i64,
     /// When it was first heard of.
     pub heard_at: Instant,
+    /// When its process was started, if that was told.
+    pub started_at: Option<Instant>,
     /// Whether the runtime has listed it. One that NRI alone has told of may not be in a list yet.
     pub listed: bool,
     /// Whether it was made with our hook, so that its exit can be held; `None`: nobody has looked.
@@ -93,6 +95,7 @@ impl Instance {
             attempt: Attempt(0),
             created_at: 1,
             heard_at: Instant::now(),
+            started_at: None,
             listed: false,
             hooked: Some(true),
         }
@@ -127,6 +130,7 @@ impl Instances {
                 known.state = known.state.max(instance.state);
                 known.created_at = known.created_at.min(instance.created_at);
                 known.heard_at = known.heard_at.min(instance.heard_at);
+                known.started_at = known.started_at.or(instance.started_at);
                 known.listed |= instance.listed;
                 known.hooked = known.hooked.or(instance.hooked);
                 news
@@ -135,8 +139,9 @@ impl Instances {
     }
 
     /// Its process runs. Returns its name unless it is unknown or has ended already.
-    pub fn started(&mut self, id: &ContainerId) -> Option<ContainerName> {
+    pub fn started(&mut self, id: &ContainerId, at: Instant) -> Option<ContainerName> {
         let instance = self.by_id.get_mut(id)?;
+        instance.started_at.get_or_insert(at);
         if matches!(instance.state, InstanceState::Ended(_)) {
             return None;
         }
@@ -201,14 +206,23 @@ impl Instances {
     /// The attempt of that name whose process runs.
     #[must_use]
     pub fn running(&self, name: &ContainerName) -> Option<&ContainerId> {
-        self.by_id
-            .iter()
-            .find(|(_, instance)| {
-                instance.name == *name
-                    && !instance.is_placeholder()
-                    && instance.state == InstanceState::Running
-            })
-            .map(|(id, _)| id)
+        let mut running = self.all_running();
+        running.find(|(_, it)| it.name == *name).map(|(id, _)| id)
+    }
+
+    /// Attempts whose processes run although those of a newer one do: the kubelet looks after the newest alone.
+    #[must_use]
+    pub fn twins(&self) -> Vec<ContainerId> {
+        let mut running: Vec<_> = self.all_running().collect();
+        running.sort_by_key(|(_, it)| (&it.name, it.attempt, it.created_at));
+        let pairs = running.windows(2);
+        let pairs = pairs.filter(|pair| pair[0].1.name == pair[1].1.name);
+        pairs.map(|pair| pair[0].0.clone()).collect()
+    }
+
+    fn all_running(&self) -> impl Iterator<Item = (&ContainerId, &Instance)> {
+        let attempts = self.by_id.iter().filter(|(_, it)| !it.is_placeholder());
+        attempts.filter(|(_, it)| it.state == InstanceState::Running)
     }
 
     /// All containers.
@@ -297,7 +311,7 @@ mod tests {
         assert!(pod.ended(&id, None));
         assert!(pod.ended(&id, Some(ExitCode(42))));
         assert!(!pod.ended(&id, Some(ExitCode(0))));
-        assert_eq!(pod.started(&id), None);
+        assert_eq!(pod.started(&id, Instant::now()), None);
         assert!(!pod.insert(id.clone(), instance("a", InstanceState::Running, 1)));
         assert_eq!(
             pod.get(&id).unwrap().state,

@@ -198,11 +198,20 @@ impl Policy {
     /// Success (0) is a code like any other here, also for init containers.
     #[must_use]
     pub fn action(&self, container: &str, code: i32) -> Option<Action> {
-        if let Some(rules) = self.written.of(container) {
-            return rules.action(code);
+        self.actions(container)(code)
+    }
+
+    /// The same, for many codes of one container.
+    pub fn actions(&self, container: &str) -> impl Fn(i32) -> Option<Action> {
+        let written = self.written.of(container);
+        let spec = self.spec.get(container);
+        move |code| {
+            if let Some(rules) = written {
+                return rules.action(code);
+            }
+            let action = spec?.action(code)?;
+            (!self.is_native(action)).then_some(action)
         }
-        let action = self.spec.get(container)?.action(code)?;
-        (!self.is_native(action)).then_some(action)
     }
 
     /// Whether any rule applies to `container`, so that its exits must be held.

@@ -220,6 +220,13 @@ impl Reporter {
         );
     }
 
+    /// The kubelet is ending the pod, of whose containers one exited as its rules say.
+    pub fn ending(&self, pod: &PodIdentity) {
+        tracing::info!(pod = %pod.key, "the kubelet is ending the pod: it is left to it");
+        let message = "Not restarted: the kubelet is ending the pod";
+        self.event(pod, EventKind::Normal, "NotRestarted", message);
+    }
+
     /// The pod was deleted, or came to its end, during the restart.
     pub fn deleted_meanwhile(&self, story: &Story<'_>, took: Duration) {
         tracing::info!(
@@ -229,8 +236,8 @@ impl Reporter {
     }
 
     /// The kubelet did not start these containers in time.
-    pub fn gave_up(&self, story: &Story<'_>, took: Duration, waiting_for: &[&ContainerName]) {
-        let names: Vec<&str> = waiting_for.iter().map(|name| name.as_str()).collect();
+    pub fn gave_up(&self, story: &Story<'_>, took: Duration, waiting_for: &[ContainerName]) {
+        let names: Vec<&str> = waiting_for.iter().map(ContainerName::as_str).collect();
         let names = text::listed(&names);
         tracing::warn!(
             pod = %story.pod.key, restart = story.restart, took_ms = took.as_millis(), containers = names,

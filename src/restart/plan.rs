@@ -15,6 +15,9 @@ use crate::policy::Action;
 #[serde(transparent)]
 pub struct RestartId(pub String);
 
+/// Which restart, and how often it has begun anew.
+pub(super) type Generation = (RestartId, u8);
+
 impl fmt::Display for RestartId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
@@ -104,6 +107,12 @@ impl Member {
     pub(super) fn had_completed(&self) -> bool {
         self.exit()
             .is_some_and(|code| !self.is_restarted_after(code))
+    }
+
+    /// Whether the kubelet leaves it as it is when it has ended with this code.
+    pub(super) fn stays_ended_after(&self, code: ExitCode) -> bool {
+        let completed = self.kind == ContainerKind::Init && code == ExitCode::SUCCESS;
+        completed || !self.is_restarted_after(code)
     }
 
     fn exit(&self) -> Option<ExitCode> {
@@ -360,6 +369,15 @@ impl Plan {
     #[must_use]
     pub fn is_by_policy(&self) -> bool {
         kubelet_restarts_all(&self.members, &self.trigger)
+    }
+
+    pub(super) fn generation(&self) -> Generation {
+        (self.id.clone(), self.again)
+    }
+
+    /// How long its containers have to stop.
+    pub(super) fn grace(&self) -> Duration {
+        Duration::from_millis(self.grace_ms)
     }
 
     /// How long after the decision no container may start.

@@ -84,6 +84,11 @@ const LONGEST_RELIST: Duration = Duration::from_millis(1500);
 const SHORTEST_RELIST: Duration = Duration::from_millis(250);
 /// How many times as long as making a container: half a second was seen where that took 300 ms.
 const RELIST_PER_MAKING: u32 = 3;
+/// Where an attempt takes no longer than this to make, a relist takes as long as it usually does. Where it takes longer, the
+/// kubelet is believed to have listed the attempts of a replay when the pod's status in the API says so, and after the
+/// other.
+const USUAL_MAKING: Duration = Duration::from_millis(150);
+const LONGEST_RECORDING: Duration = Duration::from_secs(4);
 /// From the start of a sidecar to the creation of the next container in one sync of the kubelet. Less than it took to
 /// create and start the sidecar, and on any node between these two.
 const SHORTEST_STEP: Duration = Duration::from_millis(100);
@@ -107,7 +112,9 @@ pub(super) const HOOK_INTERVAL: Duration = Duration::from_millis(200);
 pub(super) const EVENT_LIMIT: Duration = Duration::from_millis(300);
 /// How long the kills wait for the pod's condition to be set.
 pub(super) const ANNOUNCE_LIMIT: Duration = Duration::from_millis(150);
-/// How often placeholders are listed of whose removal nobody would tell.
+/// The same for the answer whether the kubelet is ending the pod, whose containers would lose their grace period.
+pub(super) const ENDING_LIMIT: Duration = Duration::from_millis(400);
+/// How often the runtime is asked about a placeholder of whose removal nobody would tell.
 pub(super) const SHIELDS_INTERVAL: Duration = Duration::from_millis(200);
 /// Between two tries of a call that failed.
 pub(super) const RETRY_INTERVAL: Duration = Duration::from_millis(100);
@@ -135,6 +142,16 @@ pub(super) const REFUSAL_LASTS: Duration = Duration::from_mins(10);
 #[must_use]
 pub(super) fn time_of_relist(making: Duration) -> Duration {
     (RELIST_PER_MAKING * making).clamp(SHORTEST_RELIST, LONGEST_RELIST)
+}
+
+/// How long a replay waits for the pod's status to show an attempt that took so long to make.
+#[must_use]
+pub(super) fn time_of_recording(making: Duration) -> Duration {
+    if making > USUAL_MAKING {
+        LONGEST_RECORDING
+    } else {
+        time_of_relist(making)
+    }
 }
 
 /// How soon after a sidecar's start, which took so long, the kubelet may go on in the sync that started it. For its

@@ -21,7 +21,7 @@ use crate::cri::{self, Containerd, CriError, ExitFeed};
 use crate::dirs;
 use crate::exit_hold::{HookPathError, Server, ServerError, check_hook_path};
 use crate::kube::{
-    self, Conditions, Events, KubeError, KubeletFeatures, PodChange, Pods, StaticPods,
+    self, Conditions, Endings, Events, KubeError, KubeletFeatures, PodChange, Pods, StaticPods,
 };
 use crate::nri::{Launched, NriError, Stub};
 use crate::report::Reporter;
@@ -149,6 +149,7 @@ async fn work(
         containerd: containerd.clone(),
         records: records.clone(),
         reporter: Reporter::new(events, conditions),
+        endings: client.clone().map(Endings::new),
         static_pods: StaticPods::new(&config.static_pod_path, node),
         readers: Readers::default(),
         clock: Clock::default(),

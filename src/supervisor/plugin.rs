@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep, timeout};
 
 use super::registry::{Registry, Sighting};
+use crate::clock;
 use crate::cri::CONTAINER_NAME;
 use crate::exit_hold::hook::HookArgs;
 use crate::ids::{ContainerId, ContainerName, ExitCode, SandboxId};
@@ -106,7 +107,8 @@ impl Reprise {
             maker: Maker::of(&container.annotations),
             attempt: node::attempt(&container.annotations),
             created_at: now_ns(),
-            heard_at: Instant::now(),
+            heard_at: clock::now(),
+            started_at: None,
             listed: false,
             hooked: Some(is_hooked(container)),
         };

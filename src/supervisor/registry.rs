@@ -2,11 +2,12 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
 
 use super::stops::{Patience, Stop};
+use crate::clock;
 use crate::cri::{self, ContainerSummary, SandboxSummary};
 use crate::exit_hold::hook::HookArgs;
 use crate::exit_hold::{HoldDecision, HoldRequest};
@@ -168,11 +169,11 @@ impl Registry {
     pub async fn until_stops_are_over(&self) {
         // As a rule it has told by now, and one that is away will not.
         let _ = timeout(API_LIMIT, self.pods.told()).await;
-        let mut patience = Patience::new(Instant::now());
+        let mut patience = Patience::new(clock::now());
         let mut said = false;
         loop {
             let stops = self.stops().await;
-            let waits = patience.waits_for(&stops, Instant::now());
+            let waits = patience.waits_for(&stops, clock::now());
             if waits.is_empty() {
                 break;
             }
@@ -286,7 +287,7 @@ impl Registry {
     /// Fails where the runtime as a whole does not answer, and no driver has heard of anything then. What cannot be learnt of
     /// one container keeps nobody from looking after the others.
     pub async fn relist(&self, mut records: Vec<Record>) -> Result<(), cri::CriError> {
-        let asked = Instant::now();
+        let asked = clock::now();
         match self.tools.cri.handlers_without_hooks().await {
             Ok(hookless) => self.write(|entries| entries.hookless = hookless),
             Err(error) => {
@@ -402,7 +403,8 @@ impl Registry {
             maker,
             attempt: node::attempt(&container.annotations),
             created_at: container.created_at,
-            heard_at: Instant::now(),
+            heard_at: clock::now(),
+            started_at: None,
             listed: true,
             hooked,
         })

@@ -166,6 +166,25 @@ impl Node {
         self.dir.join("kubelet/plugins_registry")
     }
 
+    pub(crate) fn kubelet_kubeconfig(&self) -> PathBuf {
+        self.dir.join("kubelet.kubeconfig")
+    }
+
+    /// Files of the node that have a token or a private key in them.
+    pub(crate) fn secrets(&self) -> Result<Vec<PathBuf>> {
+        let mut secrets = Vec::new();
+        for dir in [self.dir.clone(), self.dir.join("pki")] {
+            for file in std::fs::read_dir(&dir).with_context(|| dir.display().to_string())? {
+                let file = file?.path();
+                let kind = file.extension().and_then(|it| it.to_str());
+                if matches!(kind, Some("kubeconfig" | "key" | "csv")) {
+                    secrets.push(file);
+                }
+            }
+        }
+        Ok(secrets)
+    }
+
     /// What containerd is started with.
     pub(crate) fn containerd_config(&self) -> PathBuf {
         self.dir.join("containerd.toml")
@@ -276,6 +295,17 @@ impl Node {
         // Waits for its end even if it is dying already.
         self.script("kill", component).await?;
         self.script("start", component).await
+    }
+
+    /// What pods may ask for, in thousandths of a core.
+    pub(crate) async fn allocatable_millicpus(&self) -> Result<u64> {
+        let allocatable = self.status().await?.allocatable;
+        let cpus = allocatable.as_ref().and_then(|all| all.get("cpu"));
+        let cpus = &cpus.context("a node without processors")?.0;
+        Ok(match cpus.strip_suffix('m') {
+            Some(millis) => millis.parse()?,
+            None => cpus.parse::<u64>()? * 1000,
+        })
     }
 
     /// `hack/node.sh ACTION NAME COMPONENT`, for scenarios in which a part of the node ends.

@@ -249,9 +249,7 @@ impl Plugin {
 
     /// How often it has said so since its start.
     pub(crate) fn times_ready(&self) -> Result<usize> {
-        let log = self.log()?;
-        let now = log.get(self.log_start.load(Ordering::Relaxed)..);
-        Ok(now.unwrap_or_default().matches(READY).count())
+        Ok(self.new_log_lines(READY)?.len())
     }
 
     /// SIGKILL, and the certainty that it is dead.
@@ -307,10 +305,14 @@ impl Plugin {
         self.dir.path().join("run")
     }
 
+    /// Where it writes down what must outlive it.
+    pub(crate) fn state_dir(&self) -> PathBuf {
+        self.dir.path().join("state")
+    }
+
     pub(crate) fn record_file(&self, sandbox: &str) -> PathBuf {
-        self.dir
-            .path()
-            .join("state/restarts")
+        self.state_dir()
+            .join("restarts")
             .join(format!("{sandbox}.json"))
     }
 
@@ -324,12 +326,14 @@ impl Plugin {
 
     /// Log lines that contain `needle`.
     pub(crate) fn log_lines(&self, needle: &str) -> Result<Vec<String>> {
+        Ok(lines_with(&self.log()?, needle))
+    }
+
+    /// The same since its start.
+    pub(crate) fn new_log_lines(&self, needle: &str) -> Result<Vec<String>> {
         let log = self.log()?;
-        Ok(log
-            .lines()
-            .filter(|line| line.contains(needle))
-            .map(str::to_owned)
-            .collect())
+        let now = log.get(self.log_start.load(Ordering::Relaxed)..);
+        Ok(lines_with(now.unwrap_or_default(), needle))
     }
 
     fn last_lines(&self, count: usize) -> Result<String> {
@@ -366,4 +370,9 @@ impl Drop for Plugin {
             let _ = child.wait();
         }
     }
+}
+
+fn lines_with(log: &str, needle: &str) -> Vec<String> {
+    let lines = log.lines().filter(|line| line.contains(needle));
+    lines.map(str::to_owned).collect()
 }

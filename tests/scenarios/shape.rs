@@ -412,7 +412,8 @@ impl Shape {
         self.spec("runtimeClassName", json!(name))
     }
 
-    fn spec(mut self, field: &str, value: Value) -> Self {
+    /// What else there is in the pod's spec.
+    pub(crate) fn spec(mut self, field: &str, value: Value) -> Self {
         self.spec.insert(field.to_owned(), value);
         self
     }

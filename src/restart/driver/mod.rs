@@ -21,16 +21,16 @@ use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, spawn_blocking};
 
 use super::back_off::Past;
-use super::machine::{Effect, Event};
+use super::machine::Event;
 use super::placeholder::Placeholders;
-use super::pod::{Known, Pod, Shared};
+use super::pod::{Known, Order, Pod, Shared};
 use super::record::{Record, Records};
 use super::turns::{Exposed, Turn};
 use crate::clock::{Clock, Moment};
 use crate::cri::{self, Containerd};
 use crate::exit_hold::{HoldDecision, HoldRequest};
 use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity};
-use crate::kube::{KubeletFeatures, Manifest, PodSpec, StaticPods};
+use crate::kube::{Endings, KubeletFeatures, Manifest, PodSpec, StaticPods};
 use crate::node::Instance;
 use crate::policy::{Unread, Written};
 use crate::report::Reporter;
@@ -50,6 +50,8 @@ pub struct Tools {
     pub records: Records,
     /// Logs, events and conditions.
     pub reporter: Reporter,
+    /// Which pods the kubelet is ending, if there is an API server.
+    pub endings: Option<Endings>,
     /// Where the kubelet has its static pods from.
     pub static_pods: StaticPods,
     /// What is measured across processes is measured by it.
@@ -128,7 +130,7 @@ struct State {
 
 #[derive(Debug)]
 enum Job {
-    Do(Effect),
+    Do(Order),
     /// The pod's deadline has changed.
     Retime,
     Close,

@@ -1,9 +1,12 @@
 //! Does what is to be done, in tasks that hold no lock while they wait.
 
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::jiff::Timestamp;
+use tokio::join;
 use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -12,15 +15,14 @@ use super::{Driver, Job, State};
 use crate::cri::{ContainerState, CriError};
 use crate::exit_hold;
 use crate::ids::{ContainerId, ContainerName, ExitCode};
-use crate::node::InstanceState;
 use crate::policy::Action;
 use crate::report::Story;
 use crate::restart::machine::{Effect, Event, Outcome};
-use crate::restart::plan::{Plan, Starter, Trigger, Way};
-use crate::restart::pod::{Command, Pod, Saying};
+use crate::restart::plan::{Generation, Plan, Starter, Trigger, Way};
+use crate::restart::pod::{Command, Order, Pod, Saying, Task, Wanted};
 use crate::restart::times::{
-    ANNOUNCE_LIMIT, EVENT_LIMIT, HOOK_INTERVAL, HOOK_LIMIT, REMOVE_LIMIT, RETRY_INTERVAL,
-    SHIELDS_INTERVAL, STOP_LIMIT,
+    ANNOUNCE_LIMIT, ENDING_LIMIT, EVENT_LIMIT, HOOK_INTERVAL, HOOK_LIMIT, REMOVE_LIMIT,
+    RETRY_INTERVAL, SHIELDS_INTERVAL, STOP_LIMIT,
 };
 use crate::restart::turns::Turn;
 
@@ -29,10 +31,11 @@ impl Driver {
     /// the kubelet is to see all exits as one event.
     pub(super) fn settle(self: &Arc<Self>, state: &mut State) {
         let State { pod, waiting, .. } = state;
-        waiting.retain(|id, _| pod.is_held(id));
+        waiting.retain(|id, _| pod.wants(Task::Hold(id)));
         for command in state.pod.commands() {
             match command {
-                Command::Do(effect) => self.enqueue(Job::Do(effect)),
+                Command::Do(order) => self.enqueue(Job::Do(order)),
+                Command::Kill(id) => self.begin_kill(state, &id, Duration::ZERO),
                 Command::Remove(id) => self.sweep(id),
                 Command::EndKill(id) => {
                     if let Some(kill) = state.kills.remove(&id) {
@@ -46,19 +49,18 @@ impl Driver {
                 Command::AskManifest(trigger, action, path) => {
                     self.ask_manifest(trigger, action, path);
                 }
-                Command::WatchShields => drop(tokio::spawn(Arc::clone(self).watch_shields())),
+                Command::WatchShield(id) => drop(tokio::spawn(Arc::clone(self).watch_shield(id))),
                 Command::Say(saying) => self.say(saying),
             }
         }
-        if !state.pod.may_replay() {
-            state.replay = None;
-        }
-        if !state.pod.wants_turn() {
+        let State { pod, replay, .. } = state;
+        replay.take_if(|it| !pod.wants(Task::Recover(&it.restart)));
+        if !state.pod.wants(Task::Turn) {
             state.turn = None;
         }
-        let exposed = state.pod.is_exposed();
-        if exposed != state.exposed.is_some() {
-            state.exposed = exposed.then(|| self.tools.shared.turns.expose());
+        let goes_first = state.pod.wants(Task::GoFirst);
+        if goes_first != state.exposed.is_some() {
+            state.exposed = goes_first.then(|| self.tools.shared.turns.expose());
         }
     }
 
@@ -75,6 +77,7 @@ impl Driver {
             Saying::WentOn(restart, phase) => {
                 tracing::info!(%pod, %restart, ?phase, "went on with a restart that was under way");
             }
+            Saying::Ending => reporter.ending(&self.pod),
             Saying::NotProtected(containers, why) => {
                 reporter.not_protected(&self.pod, &containers, why);
             }
@@ -93,7 +96,7 @@ impl Driver {
             };
             tokio::select! {
                 job = queue.recv() => match job {
-                    Some(Job::Do(effect)) => self.perform(effect).await,
+                    Some(Job::Do(order)) => self.perform(order).await,
                     Some(Job::Retime) => {}
                     Some(Job::Close) | None => return,
                 },
@@ -102,32 +105,29 @@ impl Driver {
         }
     }
 
-    async fn perform(self: &Arc<Self>, effect: Effect) {
-        match effect {
-            Effect::Save => self.save().await,
-            Effect::AskForTurn => self.ask_for_turn(),
-            Effect::Announce(restarting) => self.announce(restarting),
-            Effect::Kill(id) => {
-                let mut state = self.lock();
-                let task = tokio::spawn(Arc::clone(self).kill(id.clone()));
-                state.kills.insert(id, task.abort_handle());
+    async fn perform(self: &Arc<Self>, order: Order) {
+        let plan = &order.record.plan;
+        match order.effect.clone() {
+            Effect::Save => {
+                let record = Arc::unwrap_or_clone(order.record);
+                self.tools.records.save(record).await;
             }
-            Effect::Recover => drop(tokio::spawn(Arc::clone(self).recover())),
-            Effect::Replay(names) => drop(tokio::spawn(Arc::clone(self).replay(names))),
+            Effect::AskForTurn => self.ask_for_turn(),
+            Effect::Announce(restarting) => self.announce(&order, restarting),
+            Effect::Kill(id) => self.begin_kill(&mut self.lock(), &id, plan.grace()),
+            Effect::Recover => drop(tokio::spawn(Arc::clone(self).recover(order.record))),
+            Effect::Replay(names) => {
+                tokio::spawn(Arc::clone(self).replay(order.record, names));
+            }
+            Effect::Start(id) => drop(tokio::spawn(Arc::clone(self).start_made(id))),
             Effect::MakePlaceholder(name, like) => {
-                tokio::spawn(Arc::clone(self).make_placeholder(name, like));
+                let generation = plan.generation();
+                tokio::spawn(Arc::clone(self).make_placeholder(name, like, generation));
             }
             Effect::Remove(id) => self.sweep(id),
             Effect::Finish(outcome) => self.finish(outcome).await,
             // Done at once in `apply`.
             Effect::Release(_) | Effect::Again | Effect::FallBack(_) => {}
-        }
-    }
-
-    async fn save(&self) {
-        let record = self.lock().pod.record();
-        if let Some(record) = record {
-            self.tools.records.save(record).await;
         }
     }
 
@@ -145,7 +145,7 @@ impl Driver {
 
     fn called(self: &Arc<Self>, turn: Turn) {
         self.with(|state, now| {
-            if state.pod.is_queued() {
+            if state.pod.wants(Task::Queue) {
                 state.turn = Some(turn);
                 state.pod.feed(Event::Called, now);
             } else {
@@ -155,28 +155,53 @@ impl Driver {
     }
 
     /// Nothing waits for the API server longer than a moment, nor at all where there is none.
-    fn announce(self: &Arc<Self>, restarting: bool) {
-        let told = {
-            let state = self.lock();
-            state.pod.plan().and_then(|plan| {
-                let (reporter, api_uid) = (&self.tools.reporter, state.pod.api_uid());
-                reporter.condition(&story(plan), api_uid, restarting)
-            })
-        };
-        let Some(told) = told else {
+    fn announce(self: &Arc<Self>, order: &Order, restarting: bool) {
+        let reporter = &self.tools.reporter;
+        let told = reporter.condition(&story(&order.record.plan), &order.api_uid, restarting);
+        let endings = self.tools.endings.clone().filter(|_| restarting);
+        if told.is_none() && endings.is_none() {
             return self.feed(Event::Announced);
-        };
+        }
         let driver = Arc::clone(self);
+        let made = Timestamp::from_nanosecond(order.trigger_made_at.into()).unwrap_or_default();
         tokio::spawn(async move {
-            // Too late or given up: the restart is worth more than the news of it.
-            let _ = timeout(ANNOUNCE_LIMIT, told).await;
-            driver.feed(Event::Announced);
+            let told = async {
+                if let Some(told) = told {
+                    // Too late or given up: the restart is worth more than the news of it.
+                    let _ = timeout(ANNOUNCE_LIMIT, told).await;
+                }
+            };
+            let mut ends = pin!(async {
+                match endings {
+                    Some(endings) => {
+                        endings
+                            .has_begun(&driver.pod.key, &driver.pod.uid, made)
+                            .await
+                    }
+                    None => false,
+                }
+            });
+            let ((), in_time) = join!(told, timeout(ENDING_LIMIT, &mut ends));
+            if in_time != Ok(true) {
+                driver.feed(Event::Announced);
+            }
+            let ends = if let Ok(ends) = in_time {
+                ends
+            } else {
+                ends.await
+            };
+            if ends {
+                driver.tell(Pod::is_ending);
+            }
         });
     }
 
-    async fn kill(self: Arc<Self>, id: ContainerId) {
-        let grace = self.lock().pod.plan().map_or(0, |plan| plan.grace_ms);
-        let grace = Duration::from_millis(grace);
+    fn begin_kill(self: &Arc<Self>, state: &mut State, id: &ContainerId, grace: Duration) {
+        let begin = || tokio::spawn(Arc::clone(self).kill(id.clone(), grace)).abort_handle();
+        state.kills.entry(id.clone()).or_insert_with(begin);
+    }
+
+    async fn kill(self: Arc<Self>, id: ContainerId, grace: Duration) {
         loop {
             let cri = &self.tools.cri;
             let stop = cri.stop_container(&id, grace, grace + STOP_LIMIT);
@@ -195,7 +220,7 @@ impl Driver {
                 sleep(RETRY_INTERVAL).await;
                 // Even when its exit can no longer be held: it cannot start again before it has ended.
                 let mut state = self.lock();
-                if state.pod.is_to_end(&id) {
+                if state.pod.wants(Task::Kill(&id)) {
                     continue;
                 }
                 state.kills.remove(&id);
@@ -211,8 +236,7 @@ impl Driver {
 
     /// Asks the runtime only about a container of which no end has been heard.
     async fn is_yet_to_end(&self, id: &ContainerId) -> bool {
-        let known = self.lock().pod.instance(id).map(|it| it.state);
-        if known.is_none_or(|state| matches!(state, InstanceState::Ended(_))) {
+        if !self.wants(Task::End(id)) {
             return false;
         }
         match self.tools.cri.container_status(id).await {
@@ -222,18 +246,21 @@ impl Driver {
         }
     }
 
-    async fn make_placeholder(self: Arc<Self>, name: ContainerName, like: ContainerId) {
-        let Some(generation) = self.lock().pod.generation() else {
-            return;
-        };
+    async fn make_placeholder(
+        self: Arc<Self>,
+        name: ContainerName,
+        like: ContainerId,
+        generation: Generation,
+    ) {
         let mut said = false;
         loop {
-            if !self.lock().pod.may_be_shielded(&like) {
-                sleep(RETRY_INTERVAL).await;
-                if self.lock().pod.is_to_be_shielded(&like) {
+            match self.wanted(Task::Shield(&generation, &name, &like)) {
+                Wanted::Now => {}
+                Wanted::Later => {
+                    sleep(RETRY_INTERVAL).await;
                     continue;
                 }
-                break;
+                Wanted::No => break,
             }
             let turn = self.bounds.to_make().await;
             let began = Instant::now();
@@ -260,32 +287,19 @@ impl Driver {
                 }
                 Err(error) => {
                     if !std::mem::replace(&mut said, true) {
-                        tracing::warn!(pod = %self.pod.key, container = %name, %error, "could not make a placeholder, trying until it stands or the exit is released");
+                        tracing::warn!(pod = %self.pod.key, container = %name, %error, "could not make a placeholder, trying until it stands or is wanted no longer");
                     }
                     sleep(RETRY_INTERVAL).await;
-                    if !self.lock().pod.is_to_be_shielded(&like) {
-                        break;
-                    }
                 }
             }
         }
         self.tell(|pod, now| pod.placeholder_not_made(name, &generation, now));
     }
 
-    /// While exits are held NRI is not there for a plugin that came back, and does not tell what others remove.
-    async fn watch_shields(self: Arc<Self>) {
-        loop {
+    async fn watch_shield(self: Arc<Self>, id: ContainerId) {
+        while self.wants(Task::Watch(&id)) {
+            Arc::clone(&self).verify(id.clone()).await;
             sleep(SHIELDS_INTERVAL).await;
-            let Some(shields) = self.lock().pod.unwatched_shields() else {
-                return;
-            };
-            let list = self.tools.cri.list_containers(Some(&self.pod.sandbox));
-            let Ok(there) = list.await else { continue };
-            for id in shields {
-                if !there.iter().any(|it| it.id == id) {
-                    self.removed(&id);
-                }
-            }
         }
     }
 
@@ -313,14 +327,13 @@ impl Driver {
     }
 
     async fn finish(self: &Arc<Self>, outcome: Outcome) {
-        let Some(machine) = self.tell(Pod::finish) else {
+        let Some(finished) = self.tell(Pod::finish) else {
             return;
         };
-        let (plan, sandbox) = (machine.plan(), &self.pod.sandbox);
+        let (plan, sandbox) = (&finished.plan, &self.pod.sandbox);
         let took = self.tools.clock.since(plan.decided_up_ms);
-        let past = self.lock().pod.past().clone();
         let records = &self.tools.records;
-        records.save_past(sandbox.clone(), past).await;
+        records.save_past(sandbox.clone(), finished.past).await;
         records.forget(sandbox.clone()).await;
         let (reporter, story) = (&self.tools.reporter, story(plan));
         match outcome {
@@ -329,7 +342,7 @@ impl Driver {
             Outcome::Deleted => reporter.deleted_meanwhile(&story, took),
             Outcome::Unshielded => reporter.unshielded(&story, took),
             Outcome::MadeToFail => reporter.made_to_fail(&story, took),
-            Outcome::TimedOut => reporter.gave_up(&story, took, &machine.waiting_for()),
+            Outcome::TimedOut => reporter.gave_up(&story, took, &finished.waiting_for),
         }
     }
 
@@ -338,14 +351,21 @@ impl Driver {
     async fn await_hook(self: Arc<Self>, id: ContainerId) {
         let until = Instant::now() + exit_hold::LIMIT;
         sleep(HOOK_LIMIT).await;
-        while Instant::now() < until && !self.is_held(&id) && self.shows_running(&id).await {
+        while Instant::now() < until
+            && !self.wants(Task::Hold(&id))
+            && self.shows_running(&id).await
+        {
             sleep(HOOK_INTERVAL).await;
         }
         self.tell(|pod, now| pod.hook_is_missing(&id, now));
     }
 
-    fn is_held(&self, id: &ContainerId) -> bool {
-        self.lock().pod.is_held(id)
+    pub(super) fn wants(&self, task: Task<'_>) -> bool {
+        self.lock().pod.wants(task)
+    }
+
+    fn wanted(&self, task: Task<'_>) -> Wanted {
+        self.lock().pod.wanted(task)
     }
 
     async fn shows_running(&self, id: &ContainerId) -> bool {
@@ -357,7 +377,7 @@ impl Driver {
     /// know either.
     async fn ask_for_code(self: Arc<Self>, id: ContainerId) {
         sleep(EVENT_LIMIT).await;
-        if !self.waits_for_code(&id) {
+        if !self.wants(Task::CodeOfHeld(&id)) {
             // A restart may have begun that replaces it.
             return self.learn_code(id).await;
         }
@@ -365,14 +385,10 @@ impl Driver {
             return self.ended(&id, Some(code));
         }
         sleep(HOOK_LIMIT).await;
-        if self.waits_for_code(&id) {
+        if self.wants(Task::CodeOfHeld(&id)) {
             tracing::warn!(pod = %self.pod.key, container = %id, "nobody knows the exit code: let the exit go");
             self.tell(|pod, _| pod.code_is_unknown(&id));
         }
-    }
-
-    fn waits_for_code(&self, id: &ContainerId) -> bool {
-        self.lock().pod.waits_for_code(id)
     }
 
     /// A container that is part of a restart ended by itself, and its exit event is missing: after a success, for
@@ -380,7 +396,7 @@ impl Driver {
     async fn learn_code(self: Arc<Self>, id: ContainerId) {
         loop {
             sleep(EVENT_LIMIT).await;
-            if !self.lock().pod.is_to_learn_code(&id) {
+            if !self.wants(Task::CodeOfEnded(&id)) {
                 return;
             }
             let code = match self.code_from_task(&id).await {
@@ -404,15 +420,16 @@ impl Driver {
         containerd.task_exit_code(id).await.ok().flatten()
     }
 
-    /// Asks the runtime whether a container that was refused a successor, or one that waits for its end, really runs: its
-    /// end may have fallen between two plugins.
-    async fn verify(self: Arc<Self>, id: ContainerId) {
+    /// Asks the runtime about a container of whose start, end or removal nobody may have told: it may have fallen between two
+    /// plugins.
+    pub(super) async fn verify(self: Arc<Self>, id: ContainerId) {
         match self.tools.cri.container_status(&id).await {
             Ok(status) if status.state == ContainerState::Exited => {
                 self.ended(&id, status.exit_code);
             }
+            Ok(status) if status.state == ContainerState::Running => self.started(&id),
             Err(CriError::Gone { .. }) => self.removed(&id),
-            // It runs, or the runtime is away and nothing will be created anyway.
+            // The runtime is away and nothing will be created anyway.
             Ok(_) | Err(_) => {}
         }
     }

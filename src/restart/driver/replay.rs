@@ -7,11 +7,10 @@ use std::io;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
 
 use futures::future::{join_all, try_join_all};
 use tokio::task::spawn_blocking;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::Driver;
 use crate::cri::{CriError, PodSandboxConfig};
@@ -20,14 +19,16 @@ use crate::kube::ContainerKind;
 use crate::node::now_ns;
 use crate::restart::machine::Event;
 use crate::restart::plan::{Plan, RestartId};
+use crate::restart::pod::Task;
+use crate::restart::record::Record;
 use crate::restart::replay::{Attempt, ReplayBlocker, Room, complete, inits_are_quick, log_link};
-use crate::restart::times::RESERVED_INTERVAL;
+use crate::restart::times::{RESERVED_INTERVAL, RETRY_INTERVAL};
 use crate::restart::turns::Turn;
 
 /// What a restart is replayed from.
 #[derive(Debug)]
 pub(super) struct Replay {
-    restart: RestartId,
+    pub(super) restart: RestartId,
     sandbox: PodSandboxConfig,
     attempts: BTreeMap<ContainerName, Attempt>,
 }
@@ -58,11 +59,11 @@ impl ReplayError {
 
 impl Driver {
     /// Learns what the old containers were made from.
-    pub(super) async fn recover(self: Arc<Self>) {
-        let Some(plan) = self.plan() else { return };
-        let replay = self.replay_of(&plan).await;
+    pub(super) async fn recover(self: Arc<Self>, record: Arc<Record>) {
+        let plan = &record.plan;
+        let replay = self.replay_of(plan).await;
         self.with(|state, now| {
-            if !state.pod.may_still_replay(&plan.id) {
+            if !state.pod.wants(Task::Recover(&plan.id)) {
                 return;
             }
             let result = replay.map(|replay| state.replay = Some(Arc::new(replay)));
@@ -105,8 +106,8 @@ impl Driver {
     /// Makes the next attempts of these containers, then starts them. Among containers that run the kubelet would see
     /// that one waits; while all wait nothing wakes it (`generateEvents`, pkg/kubelet/pleg/generic.go). What is made
     /// shields the exits as placeholders do, so that its start may wait for its turn for longer than exits can be held.
-    pub(super) async fn replay(self: Arc<Self>, names: Vec<ContainerName>) {
-        let Some(plan) = self.plan() else { return };
+    pub(super) async fn replay(self: Arc<Self>, record: Arc<Record>, names: Vec<ContainerName>) {
+        let plan = &record.plan;
         let replay = self.lock().replay.clone();
         // Another restart may have taken its place.
         let Some(replay) = replay.filter(|it| it.restart == plan.id) else {
@@ -119,7 +120,7 @@ impl Driver {
         let making = attempts
             .iter()
             .map(|(_, attempt)| self.make(&plan.id, attempt, &replay.sandbox));
-        let turn = self.turn(&plan).await;
+        let turn = self.turn(plan).await;
         let began = Instant::now();
         let made = join_all(making).await;
         let took = began.elapsed();
@@ -146,7 +147,7 @@ impl Driver {
                 }
                 Err(error) => {
                     self.not_replayed(&plan.id, name, &error);
-                    if !(error.leaves_it_created() && self.lock().pod.is_shield(&id)) {
+                    if !(error.leaves_it_created() && self.wants(Task::Stand(&id))) {
                         self.sweep(id);
                     }
                     None
@@ -177,7 +178,7 @@ impl Driver {
         name: &ContainerName,
         error: &ReplayError,
     ) {
-        if self.is_replaying(restart) {
+        if self.wants(Task::Replay(restart)) {
             self.feed(Event::NotReplayed(name.clone(), error.to_string()));
         }
     }
@@ -189,7 +190,7 @@ impl Driver {
         sandbox: &PodSandboxConfig,
     ) -> Result<ContainerId, ReplayError> {
         let _turn = self.bounds.to_make().await;
-        if !self.is_replaying(restart) {
+        if !self.wants(Task::Replay(restart)) {
             return Err(ReplayError::Unwanted);
         }
         // Otherwise its exit could not be held.
@@ -205,7 +206,7 @@ impl Driver {
             let made = cri.create_container(&self.pod.sandbox, &attempt.config, sandbox);
             match made.await {
                 // The kubelet has asked for the same attempt, and is being refused.
-                Err(CriError::NameReserved { .. }) if self.is_replaying(restart) => {
+                Err(CriError::NameReserved { .. }) if self.wants(Task::Replay(restart)) => {
                     sleep(RESERVED_INTERVAL).await;
                 }
                 made => return Ok(made?),
@@ -213,9 +214,20 @@ impl Driver {
         }
     }
 
+    /// Starts an attempt that another process has made, and which the runtime may be starting.
+    pub(super) async fn start_made(self: Arc<Self>, id: ContainerId) {
+        while self.wants(Task::Start(&id)) {
+            match self.start(&id).await {
+                Ok(()) => self.started(&id),
+                Err(_) => Arc::clone(&self).verify(id.clone()).await,
+            }
+            sleep(RETRY_INTERVAL).await;
+        }
+    }
+
     async fn start(&self, id: &ContainerId) -> Result<(), ReplayError> {
         let _turn = self.bounds.to_make().await;
-        if !self.lock().pod.is_to_start(id) {
+        if !self.wants(Task::Start(id)) {
             return Err(ReplayError::Unwanted);
         }
         Ok(self.tools.cri.start_container(id).await?)
@@ -239,14 +251,6 @@ impl Driver {
                 tracing::debug!(link = %link.display(), %error, "no link to a container's log");
             }
         });
-    }
-
-    fn plan(&self) -> Option<Plan> {
-        self.lock().pod.plan().cloned()
-    }
-
-    fn is_replaying(&self, restart: &RestartId) -> bool {
-        self.lock().pod.is_replaying(restart)
     }
 }
 

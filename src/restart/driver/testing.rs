@@ -22,6 +22,7 @@ pub(crate) fn tools(cri: cri::Client, dir: &Path) -> Tools {
         containerd: None,
         records: Records::open(&dir.join("state"), &dir.join("run")).unwrap(),
         reporter: Reporter::new(None, None),
+        endings: None,
         static_pods: StaticPods::new(&dir.join("manifests"), "node"),
         readers: Readers::default(),
         clock: Clock::of(Times {

@@ -18,13 +18,14 @@ use crate::restart::times::{
 
 impl Machine {
     /// Begins the restart. `held`: exits that are held already, and since when; `before`: a restart that this one replaces,
-    /// or a generation of this one, whose placeholders may still stand; `ran`: for how long the oldest of the containers has
-    /// run.
+    /// or a generation of this one, whose placeholders may still stand; `found`: what is in the runtime; `ran`: for how long
+    /// the oldest of the containers has run.
     #[must_use]
     pub fn begin(
         plan: Plan,
         held: &BTreeMap<ContainerId, Instant>,
         before: Option<&Self>,
+        found: &[Found],
         ran: Duration,
         now: Instant,
     ) -> (Self, Vec<Effect>) {
@@ -58,6 +59,7 @@ impl Machine {
             machine.queue = machine.queue_from(now);
         }
         machine.start_at = (now < start_at).then_some(start_at);
+        machine.ending = machine.twins(found);
         if machine.plan.way == Way::Cleared {
             machine.unseen_until = Some(now + RELIST_INTERVAL.saturating_sub(ran));
         }
@@ -106,6 +108,9 @@ impl Machine {
         let mut machine = Self::new(plan, phase, progress, deadline);
         machine.start_at = (now < start_at).then_some(start_at);
         machine.begun = machine.kubelet_has_begun(found);
+        if phase == Phase::Down {
+            machine.ending = machine.twins(found);
+        }
         let waker = found
             .iter()
             .find(|it| it.maker == Maker::Placeholder && it.name == WAKER.into());
@@ -116,17 +121,11 @@ impl Machine {
         let waits = machine.phase != Phase::Replay && machine.start_at.is_some();
         if machine.replays() && waits {
             effects.extend((machine.phase != Phase::Down).then_some(Effect::Recover));
-        } else if machine.replays() {
+        } else if machine.replays() && phase != Phase::Replay {
             machine.plan.starter = Starter::Kubelet(why.into());
         }
         if machine.phase == Phase::Replay {
-            let members = machine.plan.members.iter();
-            machine.replay.asked = members.map(|it| it.name.clone()).collect();
-            effects.extend(if elapsed < AGAIN_LIMIT && !machine.is_seen() {
-                machine.fall_back(why.into())
-            } else {
-                machine.leave_rest(now)
-            });
+            effects.extend(machine.resume_replay(why, elapsed, now));
             return (machine, effects);
         }
         if machine.intruded() {
@@ -169,7 +168,7 @@ impl Machine {
             deadline,
             unseen_until: None,
             last_moment: Some(LAST_MOMENT),
-            recorded: false,
+            shields_recorded: false,
             begun: false,
             told: Told::default(),
             killed: false,

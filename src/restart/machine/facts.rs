@@ -1,11 +1,12 @@
 //! What a restart has come to, and what it wants next.
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use super::Machine;
 use super::progress::{NewState, OldState, Progress};
 use super::terms::{Effect, Found, FoundState, Outcome, Phase, WAKER};
-use crate::ids::{ContainerName, ExitCode};
+use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::node::Maker;
 use crate::restart::plan::{Member, Way};
@@ -75,11 +76,12 @@ impl Machine {
 
     pub(super) fn kills(&mut self) -> Vec<Effect> {
         self.killed = true;
-        (0..self.progress.len())
+        let olds = (0..self.progress.len())
             .filter(|&index| self.progress[index].old == Some(OldState::Running))
-            .filter(|&index| self.old_id(index).as_ref() != Some(&self.plan.trigger.container))
-            .filter_map(|index| self.old_id(index).map(Effect::Kill))
-            .collect()
+            .filter_map(|index| self.old_id(index))
+            .filter(|id| *id != self.plan.trigger.container);
+        let all = olds.chain(self.ending.iter().cloned());
+        all.map(Effect::Kill).collect()
     }
 
     pub(super) fn removals(&self) -> Vec<Effect> {
@@ -123,9 +125,19 @@ impl Machine {
             .collect()
     }
 
+    /// Whether a placeholder of that name is good for anything.
+    #[must_use]
+    pub fn wants_shield(&self, name: &ContainerName) -> bool {
+        if *name == WAKER.into() {
+            self.start_at.is_some() && !self.failing
+        } else {
+            self.is_shielding(name)
+        }
+    }
+
     /// Whether a placeholder of that container still keeps the kubelet from seeing it stopped.
     #[must_use]
-    pub fn is_shielding(&self, name: &ContainerName) -> bool {
+    pub(super) fn is_shielding(&self, name: &ContainerName) -> bool {
         let Some(index) = self.index_of(name) else {
             return false;
         };
@@ -147,9 +159,16 @@ impl Machine {
     }
 
     pub(super) fn all_down(&self) -> bool {
-        self.progress
-            .iter()
-            .all(|progress| progress.old != Some(OldState::Running))
+        let mut olds = self.progress.iter().map(|progress| progress.old);
+        self.ending.is_empty() && olds.all(|old| old != Some(OldState::Running))
+    }
+
+    /// Old attempts that run beside a newer one: the kubelet started that when nobody kept it from doing so.
+    pub(super) fn twins(&self, found: &[Found]) -> BTreeSet<ContainerId> {
+        let runs = found.iter().filter(|it| it.state == FoundState::Running);
+        let members = &self.plan.members;
+        let twins = runs.filter(|it| members.iter().any(|member| member.older.contains(&it.id)));
+        twins.map(|it| it.id.clone()).collect()
     }
 
     pub(super) fn shields_stand(&self) -> bool {
@@ -215,6 +234,11 @@ impl Machine {
 
     /// Start order: each init container after those before it, regular ones after all (KEP-753).
     pub(super) fn is_turn_of(&self, index: usize) -> bool {
+        self.has_turn(index, |kind| kind != ContainerKind::Regular)
+    }
+
+    /// The same after those of these kinds alone.
+    fn has_turn(&self, index: usize, goes_first: impl Fn(ContainerKind) -> bool) -> bool {
         if self.plan.way == Way::Shielded || !self.plan.ordered {
             return true;
         }
@@ -223,7 +247,7 @@ impl Machine {
             .members
             .iter()
             .enumerate()
-            .filter(|(_, other)| other.kind != ContainerKind::Regular)
+            .filter(|(_, other)| goes_first(other.kind))
             .filter(|(other, _)| member.kind == ContainerKind::Regular || *other < index)
             .all(|(other, _)| self.passed(other))
     }
@@ -297,7 +321,12 @@ impl Machine {
 
     /// Whether a container runs that the gate would not have admitted.
     pub(super) fn intruded(&self) -> bool {
-        let may_run = |index| self.is_turn_of(index) && (self.phase == Phase::Up || self.begun);
+        let may_run = |index| match self.phase {
+            // It has seen the sidecars run, and starts them again by itself.
+            _ if self.begun => self.has_turn(index, |kind| kind == ContainerKind::Init),
+            Phase::Up => self.is_turn_of(index),
+            _ => false,
+        };
         self.plan.way != Way::Shielded
             && self.phase != Phase::Replay
             && (0..self.progress.len()).any(|index| {
@@ -309,14 +338,13 @@ impl Machine {
     /// Whether the kubelet has begun with the first init container since the restart was decided: it has recorded what it
     /// saw before. Sidecars it starts again at any time.
     pub(super) fn kubelet_has_begun(&self, found: &[Found]) -> bool {
-        let decided = i128::from(self.plan.decided_at_ms) * 1_000_000;
         let mut found = found.iter();
         self.plan.ordered
             && found.any(|it| {
                 let member = self.plan.member(&it.name);
                 let init = member.is_some_and(|member| member.kind == ContainerKind::Init);
                 let began = it.maker == Maker::Kubelet && it.state != FoundState::Created;
-                init && it.new && began && i128::from(it.created_at) >= decided
+                init && it.new && began
             })
     }
 }

@@ -29,7 +29,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use super::plan::Plan;
-use super::times::time_of_relist;
+use super::times::{time_of_recording, time_of_relist};
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::ContainerKind;
 use progress::{OldState, Progress};
@@ -53,7 +53,7 @@ pub struct Machine {
     /// How long it may yet wait for the guard's shields, and for nothing else.
     last_moment: Option<Duration>,
     /// The guard's creation was refused after the release: the kubelet has recorded the shields.
-    recorded: bool,
+    shields_recorded: bool,
     /// The kubelet has begun with the init containers while no plugin was there.
     begun: bool,
     told: Told,
@@ -70,7 +70,7 @@ pub struct Machine {
     failing: bool,
     /// Until then something may end, or start, that is of account.
     ends_by: Option<Instant>,
-    /// What runs in a pod that is to fail, until it has ended (see `is_halved`).
+    /// What runs beside a newer attempt, or in a pod that is to fail (see `is_halved`), until it has ended.
     ending: BTreeSet<ContainerId>,
     /// `Clear` removes containers first, then the placeholders that keep the kubelet waiting.
     placeholders_going: bool,
@@ -90,6 +90,12 @@ impl Machine {
     #[must_use]
     pub fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    /// The same, of one that is over.
+    #[must_use]
+    pub fn into_plan(self) -> Plan {
+        self.plan
     }
 
     /// How far it is.
@@ -125,15 +131,6 @@ impl Machine {
         let index = self.index_of_old(id);
         let waits = index.is_some_and(|index| !released(index));
         self.phase.is_holding(self.plan.way) && !self.replay.released && waits
-    }
-
-    /// Whether placeholders that stand before it, or are about to, are still wanted.
-    #[must_use]
-    pub fn is_to_be_shielded(&self, id: &ContainerId) -> bool {
-        let shown = |index: usize| {
-            self.progress[index].shown && self.is_shielding(&self.plan.members[index].name)
-        };
-        self.holds(id) || self.index_of_old(id).is_some_and(shown)
     }
 
     /// Whether the exit of a new attempt of that container must stay unseen for now: under Never the kubelet would see a
@@ -206,9 +203,9 @@ impl Machine {
                 failure.get_or_insert_with(|| format!("{name}: {why}"));
             }
             Event::Made(name, id, took) => {
-                let relisted = now + time_of_relist(took);
-                effects.extend(self.made(&name, id, relisted));
+                effects.extend(self.made(&name, id, now + time_of_recording(took)));
             }
+            Event::Recorded(ids) => self.recorded(&ids, now),
             Event::Called => self.is_called(),
             Event::Queued => effects.extend(self.is_to_wait()),
             Event::Held(id, since) => {
@@ -222,7 +219,7 @@ impl Machine {
             }
             Event::Ended(name, id, code) => effects.extend(self.ended(&name, id, code, now)),
             Event::PlaceholderMade(name, id, _)
-                if name == WAKER.into() && self.start_at.is_some() && !self.failing =>
+                if name == WAKER.into() && self.wants_shield(&name) =>
             {
                 self.waker = Some(id);
             }
@@ -230,7 +227,7 @@ impl Machine {
             Event::PlaceholderMade(name, id, took) => {
                 self.comes_no_more(&name);
                 self.add_placeholder(&name, id.clone(), Some(now + time_of_relist(took)));
-                if !self.is_shielding(&name) {
+                if !self.wants_shield(&name) {
                     // Too late to shield anything.
                     effects.push(Effect::Remove(id));
                 }
@@ -267,7 +264,7 @@ impl Machine {
         match self.phase {
             Phase::Down | Phase::Replay | Phase::Clear => (Verdict::NotYet, Vec::new()),
             Phase::Shielded => {
-                self.recorded |= self.proves_recording(index) && self.is_undo_seen(now);
+                self.shields_recorded |= self.proves_recording(index) && self.is_undo_seen(now);
                 let effects = self.advance(now);
                 let verdict = if self.start_at.is_some() {
                     Verdict::BackOff

@@ -1,5 +1,6 @@
 //! Taking note of what happened to the containers of a restart.
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use super::Machine;
@@ -68,6 +69,7 @@ impl Machine {
         code: Option<ExitCode>,
         now: Instant,
     ) -> Vec<Effect> {
+        self.ending.remove(&id);
         if let Some(index) = self.index_of_old(&id) {
             let stays = !self.is_cleared_away(index);
             self.progress[index].old_exit = self.progress[index].old_exit.or(code);
@@ -79,7 +81,6 @@ impl Machine {
         let Some(index) = self.index_of_new(name, &id) else {
             return Vec::new();
         };
-        self.ending.remove(&id);
         let progress = &mut self.progress[index];
         progress.made.take_if(|made| *made == id);
         let known = match &progress.new {
@@ -136,12 +137,12 @@ impl Machine {
         effects
     }
 
-    /// `relisted`: when the kubelet has ended a relist that it began before.
+    /// `listed`: when the kubelet has listed it, unless the pod's status says so before.
     pub(super) fn made(
         &mut self,
         name: &ContainerName,
         id: ContainerId,
-        relisted: Instant,
+        listed: Instant,
     ) -> Vec<Effect> {
         // The kubelet may have been faster while no gate was there.
         let wanted = |index: &usize| {
@@ -150,12 +151,29 @@ impl Machine {
         match self.index_of(name).filter(wanted) {
             Some(index) => {
                 self.progress[index].made = Some(id);
-                self.progress[index].missed_until = Some(relisted);
-                self.let_nothing_be_seen_before(relisted, index);
+                self.progress[index].missed_until = Some(listed);
+                self.let_nothing_be_seen_before(listed, index);
                 Vec::new()
             }
             None => vec![Effect::Remove(id)],
         }
+    }
+
+    /// The kubelet has listed these, and whatever it lists from now on has them as well.
+    pub(super) fn recorded(&mut self, ids: &BTreeSet<ContainerId>, now: Instant) {
+        let mut all = true;
+        for progress in &mut self.progress {
+            let newest = match &progress.new {
+                NewState::None => progress.made.as_ref(),
+                NewState::Running(id) | NewState::Ended(id, _) => Some(id),
+            };
+            if newest.is_some_and(|id| ids.contains(id)) {
+                progress.missed_until = progress.missed_until.map(|until| until.min(now));
+            } else {
+                all = false;
+            }
+        }
+        self.replay.seen_from.take_if(|_| all);
     }
 
     /// Whether this attempt waits to be started.

@@ -274,7 +274,8 @@ mod tests {
     fn queued(now: Instant) -> (Machine, Vec<Effect>) {
         let plan = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42).restart_all();
         let held = held(&plan, now);
-        let (mut machine, mut effects) = Machine::begin(plan, &held, None, RELIST_INTERVAL, now);
+        let (mut machine, mut effects) =
+            Machine::begin(plan, &held, None, &[], RELIST_INTERVAL, now);
         effects.extend(machine.handle(now, Event::Queued));
         (machine, effects)
     }

@@ -1,7 +1,7 @@
 //! Start by replay: everything is started anew while the exits are held, and the kubelet sees all of it at once.
 
 use std::collections::BTreeSet;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Machine;
 use super::progress::{NewState, OldState, Progress};
@@ -9,7 +9,10 @@ use super::terms::{Effect, Outcome, Phase};
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::restart::plan::{Member, Starter, Way};
-use crate::restart::times::{BURST_LIMIT, FALLBACK_TIME, IN_FLIGHT_LIMIT, REST_OF_HOLD, UP_LIMIT};
+use crate::restart::times::{
+    AGAIN_LIMIT, BURST_LIMIT, FALLBACK_TIME, IN_FLIGHT_LIMIT, REST_OF_HOLD, UP_LIMIT,
+    time_of_recording,
+};
 
 /// How long it may take.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -69,6 +72,36 @@ impl Machine {
         self.replay.time = Time::BeyondHold;
         self.enter(Phase::Replay, now, effects);
         self.deadline = now + BURST_LIMIT;
+    }
+
+    /// Another process has begun it. What is yet to be made was to be made from what that process knew; what has been made is
+    /// started.
+    pub(super) fn resume_replay(
+        &mut self,
+        why: &str,
+        elapsed: Duration,
+        now: Instant,
+    ) -> Vec<Effect> {
+        let members = self.plan.members.iter();
+        self.replay.asked = members.map(|it| it.name.clone()).collect();
+        // One that has ended may be one whose start was cancelled with that process.
+        let there = |it: &Progress| it.made.is_some() || matches!(it.new, NewState::Running(_));
+        if elapsed >= AGAIN_LIMIT || self.is_seen() {
+            self.plan.starter = Starter::Kubelet(why.into());
+            return self.leave_rest(now);
+        } else if !self.progress.iter().all(there) {
+            self.plan.starter = Starter::Kubelet(why.into());
+            return self.fall_back(why.into());
+        }
+        // When they were made, nobody knows.
+        for index in 0..self.progress.len() {
+            let listed = now + time_of_recording(elapsed);
+            self.let_nothing_be_seen_before(listed, index);
+        }
+        let made = self.progress.iter().filter_map(|it| it.made.clone());
+        let mut effects: Vec<Effect> = made.map(Effect::Start).collect();
+        effects.extend(self.advance(now));
+        effects
     }
 
     /// When the kubelet must be left to start what does not run by then.

@@ -42,7 +42,7 @@ impl Machine {
                 }
                 true
             }
-            Phase::Shielded if (self.recorded || self.begun) && self.start_at.is_none() => {
+            Phase::Shielded if (self.shields_recorded || self.begun) && self.start_at.is_none() => {
                 self.enter(Phase::Clear, now, effects);
                 effects.extend(self.removals());
                 true
@@ -94,12 +94,7 @@ impl Machine {
         !self.killed && told && shielded
     }
 
-    /// KEP-5532 has one condition a kind of restart; a container that restarts alone has none (KEP-5307).
     pub(super) fn announce(&mut self, restarting: bool) -> Option<Effect> {
-        if !self.plan.is_whole_pod() {
-            self.told.announced = true;
-            return None;
-        }
         (std::mem::replace(&mut self.told.restarting, restarting) != restarting)
             .then_some(Effect::Announce(restarting))
     }

@@ -1,5 +1,6 @@
 //! What goes into a restart's machine and what comes out of it.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -48,7 +49,7 @@ impl Phase {
 /// What the machine is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// The pod's condition is set, or will not be in time.
+    /// The pod's condition is set, and the kubelet is not ending the pod, as far as can be told in time.
     Announced,
     /// It is the pod's turn to restart.
     Called,
@@ -65,6 +66,8 @@ pub enum Event {
     Recovered(Result<(), String>),
     /// A new attempt of that container is there, and waits to be started. To make it took so long.
     Made(ContainerName, ContainerId, Duration),
+    /// The kubelet has seen these containers, by the pod's status.
+    Recorded(BTreeSet<ContainerId>),
     /// No new attempt of that container could be started, for this reason.
     NotReplayed(ContainerName, String),
     /// It is no longer in the runtime.
@@ -89,7 +92,8 @@ pub enum Effect {
     /// Ask for a turn among the pods of this node that restart, and say with [`Event::Called`] when it has come, and before
     /// that with [`Event::Queued`] if it has not come at once.
     AskForTurn,
-    /// Set the pod's condition to this, and say when that is done with [`Event::Announced`].
+    /// Set the pod's condition to this, if it has one (KEP-5532; a container that restarts alone has none, KEP-5307), and ask
+    /// before a restart whether the kubelet is ending the pod. Say when that is done with [`Event::Announced`].
     Announce(bool),
     /// Stop this container, within the plan's grace period.
     Kill(ContainerId),
@@ -98,6 +102,8 @@ pub enum Effect {
     /// Make the next attempts of these containers, say so with [`Event::Made`] and start them, or say why not with
     /// [`Event::NotReplayed`].
     Replay(Vec<ContainerName>),
+    /// Start this attempt, which another process has made and may be starting.
+    Start(ContainerId),
     /// Make a placeholder for this container, or the [`WAKER`], like this attempt.
     MakePlaceholder(ContainerName, ContainerId),
     /// Let these exits be seen.

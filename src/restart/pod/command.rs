@@ -2,18 +2,23 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use crate::ids::{ContainerId, ContainerName};
+use crate::ids::{ContainerId, ContainerName, PodUid};
 use crate::policy::{Action, PolicyError};
 use crate::report::Unprotected;
+use crate::restart::back_off::Past;
 use crate::restart::machine::{Effect, Phase};
 use crate::restart::plan::{Plan, RestartId, Trigger};
+use crate::restart::record::Record;
 
 /// What is to be done about a pod.
 #[derive(Debug)]
 pub(in crate::restart) enum Command {
     /// What the restart under way wants, one after another.
-    Do(Effect),
+    Do(Order),
+    /// Stop this container at once.
+    Kill(ContainerId),
     /// Remove this container as soon as its exit has been processed.
     Remove(ContainerId),
     /// Stop trying to kill this one: its end is known.
@@ -29,10 +34,32 @@ pub(in crate::restart) enum Command {
     Verify(ContainerId),
     /// Ask whether the manifest is still there, and then call [`super::Pod::manifest_asked`].
     AskManifest(Trigger, Action, PathBuf),
-    /// See to it that it is heard when placeholders are removed: there is no NRI that tells.
-    WatchShields,
+    /// See to it that it is heard when this placeholder is removed: there is no NRI that tells.
+    WatchShield(ContainerId),
     /// Say what people should know.
     Say(Saying),
+}
+
+/// What a restart wants, and how it was by then.
+#[derive(Debug)]
+pub(in crate::restart) struct Order {
+    pub(in crate::restart) effect: Effect,
+    /// What must outlive the plugin.
+    pub(in crate::restart) record: Arc<Record>,
+    /// The UID that the API server knows the pod by: only a static pod has another one there.
+    pub(in crate::restart) api_uid: PodUid,
+    /// When the container was made whose exit is the trigger: nanoseconds since the Unix epoch.
+    pub(in crate::restart) trigger_made_at: i64,
+}
+
+/// A restart that is over.
+#[derive(Debug)]
+pub(in crate::restart) struct Finished {
+    pub(in crate::restart) plan: Plan,
+    /// The pod's restarts so far, with this one.
+    pub(in crate::restart) past: Past,
+    /// Containers that are neither running again nor completed, for a log line.
+    pub(in crate::restart) waiting_for: Vec<ContainerName>,
 }
 
 /// What people should know.
@@ -42,6 +69,7 @@ pub(in crate::restart) enum Saying {
     FellBack(RestartId, String),
     BegunAnew(RestartId, u8),
     WentOn(RestartId, Phase),
+    Ending,
     NotProtected(BTreeSet<ContainerName>, Unprotected),
     InvalidRules(PolicyError),
 }

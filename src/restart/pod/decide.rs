@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Command, Gone, Pod, Saying};
+use super::{Command, Gone, Order, Pod, Saying, Task, found_by};
 use crate::clock::Moment;
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
@@ -158,7 +158,7 @@ impl Pod {
         let unstarted =
             unstarted.filter(|(_, it)| it.is_unstarted_of_ours() && !it.is_placeholder());
         // An attempt that was left as a shield is as good as a placeholder.
-        let unstarted = unstarted.filter(|(id, _)| !self.is_shield(id));
+        let unstarted = unstarted.filter(|(id, _)| !self.wants(Task::Stand(id)));
         let unstarted: Vec<ContainerId> = unstarted.map(|(id, _)| id.clone()).collect();
         for id in unstarted {
             self.instances.removed(&id);
@@ -206,8 +206,9 @@ impl Pod {
     fn carry_out(&mut self, plan: Plan, now: &Moment) {
         self.settle_olds(&plan);
         let ran = self.oldest_run(&plan, now);
+        let found = found_by(&self.instances, &plan);
         let before = self.machine.as_ref();
-        let (machine, effects) = Machine::begin(plan, &self.holds, before, ran, now.at);
+        let (machine, effects) = Machine::begin(plan, &self.holds, before, &found, ran, now.at);
         let codes = self.codes_of_held(machine.plan());
         self.machine = Some(machine);
         self.apply(effects, now);
@@ -283,6 +284,12 @@ impl Pod {
     }
 
     pub(super) fn apply(&mut self, effects: Vec<Effect>, now: &Moment) {
+        if effects.is_empty() {
+            return;
+        }
+        let Some(record) = self.record().map(Arc::new) else {
+            return;
+        };
         for effect in effects {
             tracing::debug!(pod = %self.identity.key, ?effect);
             match effect {
@@ -295,7 +302,14 @@ impl Pod {
                         // Its exit asks for nothing, and may be seen.
                         self.decided.insert(id.clone());
                     }
-                    self.commands.push(Command::Do(effect));
+                    let trigger = self.instance(&record.plan.trigger.container);
+                    let order = Order {
+                        effect,
+                        trigger_made_at: trigger.map_or(0, |it| it.created_at),
+                        record: Arc::clone(&record),
+                        api_uid: self.api_uid().clone(),
+                    };
+                    self.commands.push(Command::Do(order));
                 }
             }
         }

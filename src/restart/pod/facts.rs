@@ -7,15 +7,12 @@ use super::Pod;
 use crate::clock::Moment;
 use crate::ids::{ContainerId, ContainerName, ExitCode, PodUid};
 use crate::kube::{ContainerKind, RestartPolicy, StartDuty};
-use crate::node::{Instance, InstanceState};
+use crate::node::{Instance, InstanceState, Maker};
 use crate::policy::Action;
-use crate::restart::back_off::Past;
-use crate::restart::machine::{Machine, Phase};
-use crate::restart::plan::{Member, Old, Plan, RestartId, Trigger};
+use crate::restart::machine::Machine;
+use crate::restart::plan::{Generation, Member, Old, Plan, Trigger};
 use crate::restart::record::Record;
-
-/// Which restart, and how often it has begun anew.
-pub(in crate::restart) type Generation = (RestartId, u8);
+use crate::restart::times::RELIST_INTERVAL;
 
 impl Pod {
     /// Its restart, if one is under way, or is over and wants things done.
@@ -28,22 +25,17 @@ impl Pod {
         self.machine.as_ref().map(Machine::plan)
     }
 
-    pub(in crate::restart) fn generation(&self) -> Option<Generation> {
-        let plan = self.plan()?;
-        Some((plan.id.clone(), plan.again))
+    pub(super) fn generation(&self) -> Option<Generation> {
+        self.plan().map(Plan::generation)
     }
 
     /// What must outlive the plugin.
-    pub(in crate::restart) fn record(&self) -> Option<Record> {
+    pub(super) fn record(&self) -> Option<Record> {
         let machine = self.machine.as_ref()?;
         Some(Record {
             phase: machine.phase(),
             plan: machine.plan().clone(),
         })
-    }
-
-    pub(in crate::restart) fn past(&self) -> &Past {
-        &self.past
     }
 
     /// When it is to be told that time has passed.
@@ -63,100 +55,14 @@ impl Pod {
         machine.is_some_and(|it| it.is_holding() && it.plan().again == 0)
     }
 
-    /// The UID that the API server knows the pod by: only a static pod has another one there.
-    pub(in crate::restart) fn api_uid(&self) -> &PodUid {
+    /// See [`super::Order`].
+    pub(super) fn api_uid(&self) -> &PodUid {
         let spec = self.spec.as_ref();
         spec.map_or(&self.identity.uid, |spec| &spec.api_uid)
     }
 
     pub(in crate::restart) fn instance(&self, id: &ContainerId) -> Option<&Instance> {
         self.instances.get(id)
-    }
-
-    pub(in crate::restart) fn may_replay(&self) -> bool {
-        self.machine.as_ref().is_some_and(Machine::may_replay)
-    }
-
-    /// Whether it waits for its turn.
-    pub(in crate::restart) fn is_queued(&self) -> bool {
-        self.machine.as_ref().is_some_and(Machine::is_queued)
-    }
-
-    /// Whether others had better wait until what has ended of it is shielded.
-    pub(in crate::restart) fn is_exposed(&self) -> bool {
-        self.machine.as_ref().is_some_and(Machine::is_exposed)
-    }
-
-    /// Whether it has, or still wants, a turn among the pods of this node.
-    pub(in crate::restart) fn wants_turn(&self) -> bool {
-        self.machine.as_ref().is_some_and(Machine::wants_turn)
-    }
-
-    /// Whether its restart under way stops this container.
-    pub(in crate::restart) fn is_to_end(&self, id: &ContainerId) -> bool {
-        self.machine.as_ref().is_some_and(|it| it.ends(id))
-    }
-
-    /// Whether placeholders before this container are still wanted.
-    pub(in crate::restart) fn is_to_be_shielded(&self, id: &ContainerId) -> bool {
-        let machine = self.machine.as_ref();
-        machine.is_some_and(|it| it.is_to_be_shielded(id))
-    }
-
-    /// Behind a placeholder the kubelet does not see that a container runs, and starts another one beside it as
-    /// soon as no gate keeps it from doing so: if this process dies, for one. That is risked for the moment that a kill
-    /// takes, but not before it is under way, not for a grace period, and not if the gate is away.
-    pub(in crate::restart) fn may_be_shielded(&self, id: &ContainerId) -> bool {
-        let at_once = self.machine.as_ref().is_some_and(Machine::kills_at_once);
-        let instance = self.instances.get(id);
-        // One that the kubelet has just created is about to run.
-        let lives = instance.is_some_and(|it| !matches!(it.state, InstanceState::Ended(_)));
-        !lives || (at_once && self.shared.gate.is_there())
-    }
-
-    /// Whether this container stands for one that the kubelet is to start.
-    pub(in crate::restart) fn is_shield(&self, id: &ContainerId) -> bool {
-        let mut shields = self.machine.iter().flat_map(Machine::leftovers);
-        shields.any(|(_, shield)| shield == *id)
-    }
-
-    /// Placeholders that stand while nobody tells of their removal.
-    pub(in crate::restart) fn unwatched_shields(&self) -> Option<Vec<ContainerId>> {
-        let machine = self.machine.as_ref()?;
-        let unwatched = machine.is_holding() && !self.shared.gate.is_there();
-        let ids = machine.leftovers().into_iter().map(|(_, id)| id);
-        unwatched.then(|| ids.collect())
-    }
-
-    /// Whether that restart is being replayed.
-    pub(in crate::restart) fn is_replaying(&self, id: &RestartId) -> bool {
-        self.is_restart(id, |machine| machine.phase() == Phase::Replay)
-    }
-
-    /// Whether this attempt, which a replay has made, is to be started.
-    pub(in crate::restart) fn is_to_start(&self, id: &ContainerId) -> bool {
-        self.machine.as_ref().is_some_and(|it| it.is_to_start(id))
-    }
-
-    /// Whether that restart is replayed, or still can be.
-    pub(in crate::restart) fn may_still_replay(&self, id: &RestartId) -> bool {
-        self.is_restart(id, Machine::may_replay)
-    }
-
-    fn is_restart(&self, id: &RestartId, so_far: impl Fn(&Machine) -> bool) -> bool {
-        let machine = self.machine.as_ref();
-        machine.is_some_and(|machine| machine.plan().id == *id && so_far(machine))
-    }
-
-    /// Whether the hook of this container waits, and nobody has told what it exited with.
-    pub(in crate::restart) fn waits_for_code(&self, id: &ContainerId) -> bool {
-        let replaced = self.machine.as_ref().is_some_and(|it| it.replaces(id));
-        !replaced && self.lacks_code(id) && self.is_held(id)
-    }
-
-    /// Whether its restart waits to learn what this container exited with.
-    pub(in crate::restart) fn is_to_learn_code(&self, id: &ContainerId) -> bool {
-        self.lacks_code(id) && self.is_to_end(id)
     }
 
     /// Whether there is something to do for the pod, or may be when its annotations have been read.
@@ -236,6 +142,24 @@ impl Pod {
         }
     }
 
+    /// Whether a replay has started it, it has ended for good, and the kubelet may know of neither: it may have seen the
+    /// attempt, or a placeholder, wait to be started.
+    pub(super) fn has_just_run(&self, name: &ContainerName, now: &Moment) -> bool {
+        let replayed = |it: &Instance| {
+            let since = it.started_at.unwrap_or(it.heard_at);
+            it.maker == Maker::Replay && now.at < since + RELIST_INTERVAL
+        };
+        let newest = self.instances.newest(name);
+        let ended = newest
+            .filter(|(_, it)| replayed(it))
+            .map(|(_, it)| it.state);
+        let Some(InstanceState::Ended(Some(code))) = ended else {
+            return false;
+        };
+        let mut members = self.shape().into_iter().flat_map(|(_, members)| members);
+        members.any(|it| it.name == *name && it.stays_ended_after(code))
+    }
+
     /// The pod's restart policy, and its containers in start order. A restart that goes on after the plugin came
     /// back may know them before the API server has told.
     pub(super) fn shape(&self) -> Option<(RestartPolicy, Vec<Member>)> {
@@ -280,7 +204,7 @@ impl Pod {
     }
 
     /// Whether it has ended, and nobody has told its code.
-    fn lacks_code(&self, id: &ContainerId) -> bool {
+    pub(super) fn lacks_code(&self, id: &ContainerId) -> bool {
         let instance = self.instances.get(id);
         instance.is_some_and(|it| it.state == InstanceState::Ended(None))
     }

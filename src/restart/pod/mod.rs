@@ -11,6 +11,7 @@ mod hooks;
 mod shared;
 #[cfg(test)]
 mod tests;
+mod wanted;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
@@ -19,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use super::back_off::Past;
 use super::machine::{Event, Found, FoundState, Machine, Phase, Verdict};
-use super::plan::{Plan, RestartId};
+use super::plan::{Generation, Plan, RestartId};
 use super::record::Record;
 use super::times::{LIST_SLACK, OLDEST_LIST};
 use crate::clock::Moment;
@@ -28,10 +29,10 @@ use crate::kube::{KubeletFeatures, PodSpec};
 use crate::node::{Instance, InstanceState, Instances};
 use crate::policy::{Policy, Written};
 use crate::report::Unprotected;
-pub(super) use command::{Command, Saying};
-pub(super) use facts::Generation;
+pub(super) use command::{Command, Finished, Order, Saying};
 use hooks::Hooks;
 pub use shared::{Gate, Shared};
+pub(super) use wanted::{Task, Wanted};
 
 /// Since when a container is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,7 +137,9 @@ impl Pod {
     pub(super) fn spec_changed(&mut self, spec: Arc<PodSpec>, now: &Moment) {
         let ends = spec.ending && !self.deleting;
         let first = self.spec.is_none();
+        let recorded = spec.recorded.clone();
         self.spec = Some(spec);
+        self.feed(Event::Recorded(recorded), now);
         if first {
             self.judge();
         }
@@ -164,6 +167,14 @@ impl Pod {
     pub(super) fn deleted(&mut self, now: &Moment) {
         self.deleting = true;
         self.release_all(now);
+    }
+
+    /// The kubelet is ending the pod by itself, which its status does not tell yet.
+    pub(super) fn is_ending(&mut self, now: &Moment) {
+        if !self.deleting {
+            self.say(Saying::Ending);
+            self.deleted(now);
+        }
     }
 
     /// Whether a container that is about to be made is to have our hook: there is something to do for the pod, or may
@@ -194,8 +205,20 @@ impl Pod {
 
     /// A container's process runs.
     pub(super) fn started(&mut self, id: &ContainerId, now: &Moment) {
-        if let Some(name) = self.instances.started(id) {
+        if let Some(name) = self.instances.started(id, now.at) {
             self.feed(Event::Started(name, id.clone()), now);
+            self.end_twins();
+        }
+    }
+
+    /// Nobody kept the kubelet from starting another attempt beside one that ran: this process was frozen, for one.
+    fn end_twins(&mut self) {
+        if !self.may_act() || self.deleting {
+            return;
+        }
+        for id in self.instances.twins() {
+            self.decided.insert(id.clone());
+            self.commands.push(Command::Kill(id));
         }
     }
 
@@ -290,6 +313,9 @@ impl Pod {
             self.commands.push(Command::Verify(id));
             return Err(format!("container {name} is running already"));
         }
+        if self.has_just_run(name, now) {
+            return Err(format!("container {name} has just run"));
+        }
         let Some(machine) = &mut self.machine else {
             return Ok(());
         };
@@ -337,18 +363,22 @@ impl Pod {
         }
         let mut news = Vec::new();
         for (id, instance) in found {
-            let (name, state) = (instance.name.clone(), instance.state);
+            let (name, attempt, state) = (instance.name.clone(), instance.attempt, instance.state);
             let placeholder = instance.is_placeholder();
             // A list may be older than what was heard meanwhile.
             if self.instances.insert(id.clone(), instance) && !placeholder {
-                news.push((id, name, state));
+                news.push((id, name, attempt, state));
             }
         }
         if let Some(record) = begun {
             self.resume(record, now);
         } else if let Some(machine) = &mut self.machine {
             machine.relisted(&found_by(&self.instances, machine.plan()));
-            for (id, name, state) in news {
+            // As the kubelet starts them: what it has begun in order is to look so.
+            let members = &machine.plan().members;
+            let place = |name: &ContainerName| members.iter().position(|it| it.name == *name);
+            news.sort_by_key(|(_, name, attempt, _)| (place(name), *attempt));
+            for (id, name, _, state) in news {
                 match state {
                     InstanceState::Created => {}
                     InstanceState::Running => self.feed(Event::Started(name, id), now),
@@ -361,6 +391,7 @@ impl Pod {
         } else if sweep {
             self.sweep_leftovers();
         }
+        self.end_twins();
         self.say_what_is_unhooked(now);
     }
 
@@ -389,7 +420,8 @@ impl Pod {
         } else if self.removed.contains_key(&id) {
             return false;
         } else {
-            self.feed(Event::PlaceholderMade(name, id, took), now);
+            self.feed(Event::PlaceholderMade(name, id.clone(), took), now);
+            self.watch(id);
         }
         true
     }
@@ -416,23 +448,34 @@ impl Pod {
         took: Duration,
         now: &Moment,
     ) {
-        if self.is_replaying(restart) {
+        if self.wants(Task::Replay(restart)) {
             self.feed(Event::Made(name.clone(), id.clone(), took), now);
         } else {
             self.commands.push(Command::Remove(id.clone()));
         }
     }
 
+    /// Nobody tells of its removal.
+    fn watch(&mut self, shield: ContainerId) {
+        if self.wants(Task::Watch(&shield)) {
+            self.commands.push(Command::WatchShield(shield));
+        }
+    }
+
     /// What it wanted done when its restart was over has been done. Returns that restart, unless another has taken its
     /// place meanwhile.
-    pub(super) fn finish(&mut self, now: &Moment) -> Option<Machine> {
+    pub(super) fn finish(&mut self, now: &Moment) -> Option<Finished> {
         let machine = self.machine.take_if(|it| it.phase() == Phase::Over)?;
         // One before may have ended with a plugin that died before all were removed.
         self.sweep_leftovers();
         // The row of restarts goes on from the end of this one.
         let of = decide::scope(machine.plan().action, &machine.plan().trigger);
         self.past.over(of.as_ref(), now.up_ms);
-        Some(machine)
+        Some(Finished {
+            waiting_for: machine.waiting_for().into_iter().cloned().collect(),
+            past: self.past.clone(),
+            plan: machine.into_plan(),
+        })
     }
 
     /// What belongs to no restart any more.
@@ -496,12 +539,16 @@ impl Pod {
         let (machine, effects) = Machine::resume(plan, phase, &found, elapsed, now.at);
         self.machine = Some(machine);
         self.apply(effects, now);
-        self.commands.push(Command::WatchShields);
+        let shields = self.machine.iter().flat_map(Machine::leftovers);
+        let shields: Vec<ContainerId> = shields.map(|(_, id)| id).collect();
+        for shield in shields {
+            self.watch(shield);
+        }
     }
 }
 
 /// What is there, to a restart with this plan.
-fn found_by(instances: &Instances, plan: &Plan) -> Vec<Found> {
+pub(super) fn found_by(instances: &Instances, plan: &Plan) -> Vec<Found> {
     let instances = instances.iter();
     instances.map(|(id, it)| found(id, it, plan)).collect()
 }

@@ -94,9 +94,10 @@ fn a_replayed_init_container_that_asks_again_is_heard_also_if_its_hook_is_faster
     assert!(pod.decide_hold(&old, Duration::ZERO, &now));
     pod.ended(&old, Some(ExitCode(42)), &now);
     pod.feed(Event::Called, &now);
+    pod.feed(Event::Announced, &now);
     pod.feed(Event::Recovered(Ok(())), &now);
     let restart = pod.plan().unwrap().id.clone();
-    assert!(pod.is_replaying(&restart));
+    assert!(pod.wants(Task::Replay(&restart)));
     pod.attempt_made(&restart, &"i".into(), &new, Duration::ZERO, &now);
     pod.created(new.clone(), Instance::running("i"), &now);
     pod.started(&new, &now);
@@ -104,6 +105,25 @@ fn a_replayed_init_container_that_asks_again_is_heard_also_if_its_hook_is_faster
     assert!(pod.decide_hold(&new, Duration::ZERO, &now));
     pod.ended(&new, Some(ExitCode(42)), &now);
     assert_eq!(pod.plan().unwrap().trigger.container, new);
+}
+
+#[test]
+fn a_pod_that_the_kubelet_is_ending_is_let_go_and_nothing_of_it_is_restarted() {
+    let (mut pod, now) = (with_rules(Start::Auto), moment());
+    let (a, i) = (ContainerId::from("a-0"), ContainerId::from("i-0"));
+    pod.created(a.clone(), Instance::running("a"), &now);
+    assert!(pod.decide_hold(&a, Duration::ZERO, &now));
+    pod.ended(&a, Some(ExitCode(42)), &now);
+    pod.feed(Event::Called, &now);
+    pod.is_ending(&now);
+    assert!(!pod.is_held(&a));
+    pod.created(i.clone(), Instance::running("i"), &now);
+    assert!(!pod.decide_hold(&i, Duration::ZERO, &now));
+    let commands = pod.commands();
+    let said = commands
+        .iter()
+        .filter(|it| matches!(it, Command::Say(Saying::Ending)));
+    assert_eq!(said.count(), 1);
 }
 
 #[test]

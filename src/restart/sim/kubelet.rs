@@ -362,6 +362,7 @@ impl World {
         kubelet.syncing = true;
         let phase = kubelet.conclude(&self.case);
         self.phase_is(phase);
+        self.report_status();
         match self.kubelet.actions(&self.case) {
             _ if self.over.is_some() => {}
             Some(names) => {
@@ -370,6 +371,17 @@ impl World {
                 self.after(thinking, Job::StartAll(names, true));
             }
             None => self.phase_is(Phase::Failed),
+        }
+    }
+
+    /// The API server tells the plugin of the pod's status.
+    fn report_status(&mut self) {
+        if self.case.api && self.case.spec_known && !self.kubelet.stale {
+            let containers = self.case.containers.iter();
+            let newest = containers.filter_map(|(name, _)| self.kubelet.of(name).next());
+            let ids = newest.map(|seen| seen.id.clone()).collect();
+            let telling = self.upto(200);
+            self.after(telling, Job::Recorded(self.epoch, ids));
         }
     }
 

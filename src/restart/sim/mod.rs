@@ -21,8 +21,7 @@ use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::node::Maker;
 use crate::restart::back_off::Past;
 use crate::restart::machine::{Event, Phase};
-use crate::restart::plan::Plan;
-use crate::restart::pod::Generation;
+use crate::restart::plan::{Generation, Plan};
 use crate::restart::record::Record;
 use case::{Case, Fault, Kind, any_case};
 use kubelet::Kubelet;
@@ -118,6 +117,7 @@ enum Job {
     Called(u32),
     Announced(u32),
     Recovered(u32),
+    Recorded(u32, BTreeSet<ContainerId>),
     Replayed(u32, ContainerId),
     NoHook(u32, ContainerId),
     AskForCode(u32, ContainerId),
@@ -136,6 +136,7 @@ impl Job {
             | Self::Called(epoch)
             | Self::Announced(epoch)
             | Self::Recovered(epoch)
+            | Self::Recorded(epoch, _)
             | Self::Replayed(epoch, ..)
             | Self::NoHook(epoch, _)
             | Self::AskForCode(epoch, _)
@@ -331,6 +332,7 @@ impl World {
             Job::Called(_) => self.called(),
             Job::Announced(_) => self.feed(Event::Announced),
             Job::Recovered(_) => self.recovered(),
+            Job::Recorded(_, ids) => self.feed(Event::Recorded(ids)),
             Job::Replayed(_, id) => self.start_replayed(&id),
             Job::NoHook(_, id) => {
                 self.tell(|pod, now| pod.hook_is_missing(&id, now));
@@ -433,6 +435,20 @@ impl World {
             _ => false,
         };
         call.kind() == kind || (kills && kind == Kind::Kill)
+    }
+
+    /// Attempts that the plugin has made and is starting.
+    fn starts_under_way(&mut self) -> Vec<ContainerId> {
+        let epoch = self.epoch;
+        let starts = self.agenda.extract_if(
+            ..,
+            |_, job| matches!(job, Job::Replayed(it, _) if *it == epoch),
+        );
+        let starts = starts.map(|(_, job)| match job {
+            Job::Replayed(_, id) => id,
+            _ => unreachable!(),
+        });
+        starts.collect()
     }
 
     fn calls_under_way(&mut self) -> Vec<Call> {

@@ -10,24 +10,27 @@ use super::case::{Kind, Version};
 use super::runtime::{Container, Is};
 use super::{BEGIN, Call, Case, Job, Ms, World};
 use crate::clock::Moment;
-use crate::ids::{Attempt, ContainerId, ContainerName, PodIdentity, PodKey};
+use crate::ids::{Attempt, ContainerId, ContainerName, ExitCode, PodIdentity, PodKey};
 use crate::kube::{ContainerKind, KubeletFeatures, PodSpec};
 use crate::node::{Instance, InstanceState};
 use crate::policy::{Action, Start, Unread, Written};
 use crate::restart::back_off::{BackOff, Past};
 use crate::restart::machine::{Effect, Event, FoundState, Machine, Phase};
-use crate::restart::plan::{Plan, Starter};
-use crate::restart::pod::{Command, Gate, Generation, Known, Pod, Shared};
+use crate::restart::plan::{Generation, Plan, Starter};
+use crate::restart::pod::{Command, Gate, Known, Order, Pod, Shared, Task, Wanted};
 use crate::restart::record::Record;
 use crate::restart::times::RELIST_INTERVAL;
 use crate::restart::turns::Turns;
+
+/// What a container has ended with that was not started.
+const START_ERROR: ExitCode = ExitCode(128);
 
 /// A process of the plugin.
 #[derive(Debug)]
 pub(super) struct Plugin {
     pod: Pod,
     gate: Arc<Gate>,
-    queue: VecDeque<Effect>,
+    queue: VecDeque<Order>,
     kills: BTreeSet<ContainerId>,
     sweeping: BTreeSet<ContainerId>,
     /// NRI asks it.
@@ -212,6 +215,14 @@ impl World {
                 self.carry_out_call(call);
             }
         }
+        // The runtime cancels what it had been asked to start, and may have been a moment ago.
+        for id in self.starts_under_way() {
+            let cancelled = self.upto(1) == 1;
+            if let Some(attempt) = self.runtime.containers.get_mut(&id).filter(|_| cancelled) {
+                attempt.is = Is::Exited(START_ERROR);
+                self.excuse(true, "a start is cancelled");
+            }
+        }
     }
 
     fn relisted(&mut self, begun: Option<Record>) {
@@ -254,6 +265,7 @@ impl World {
             attempt: Attempt(0),
             created_at: container.created_at,
             heard_at: self.instant(),
+            started_at: None,
             listed: false,
             hooked: Some(container.hooked),
         }
@@ -275,8 +287,12 @@ impl World {
         self.plugin.as_ref().is_some_and(|it| it.connected)
     }
 
+    fn wants(&self, task: Task<'_>) -> bool {
+        self.pod().is_some_and(|pod| pod.wants(task))
+    }
+
     pub(super) fn is_held(&self, id: &ContainerId) -> bool {
-        self.pod().is_some_and(|pod| pod.is_held(id))
+        self.wants(Task::Hold(id))
     }
 
     /// Whether hooks wait for a plugin that is away.
@@ -310,7 +326,7 @@ impl World {
     }
 
     pub(super) fn ask_for_code(&mut self, id: &ContainerId) {
-        if self.pod().unwrap().waits_for_code(id) {
+        if self.wants(Task::CodeOfHeld(id)) {
             self.tell_code(id);
         } else {
             self.after(300, Job::LearnCode(self.epoch, id.clone()));
@@ -318,7 +334,7 @@ impl World {
     }
 
     pub(super) fn learn_code(&mut self, id: &ContainerId) {
-        if self.pod().unwrap().is_to_learn_code(id) {
+        if self.wants(Task::CodeOfEnded(id)) {
             self.tell_code(id);
         }
     }
@@ -332,6 +348,9 @@ impl World {
 
     pub(super) fn verify(&mut self, id: &ContainerId) {
         match self.runtime.containers.get(id).map(Container::seen) {
+            Some(FoundState::Running) => {
+                self.tell(|pod, now| pod.started(id, now));
+            }
             Some(FoundState::Exited(code)) => {
                 self.tell(|pod, now| pod.ended(id, code, now));
             }
@@ -387,7 +406,7 @@ impl World {
         let commands = pod.commands();
         let releases = held != Some(false) && holds(pod) == Some(false);
         self.note_plan();
-        if releases && self.pod().is_some_and(Pod::is_queued) {
+        if releases && self.wants(Task::Queue) {
             self.reach("it is shown while it waits");
         } else if releases {
             self.judge_release();
@@ -413,14 +432,16 @@ impl World {
     fn settle(&mut self, command: Command) {
         let plugin = self.plugin.as_mut().unwrap();
         match command {
-            Command::Do(effect) => {
+            Command::Do(order) => {
+                let effect = order.effect.clone();
                 self.log.push(format!("{}   {effect:?}", self.now));
-                plugin.queue.push_back(effect.clone());
+                plugin.queue.push_back(order);
                 if plugin.queue.len() == 1 {
                     self.after(0, Job::Work(self.epoch));
                 }
                 self.judge(&effect);
             }
+            Command::Kill(id) => self.kill(id, 0),
             Command::Remove(id) => self.sweep(id),
             Command::EndKill(id) => drop(plugin.kills.remove(&id)),
             Command::AwaitHook(id) => self.after(1000, Job::NoHook(self.epoch, id)),
@@ -431,7 +452,7 @@ impl World {
                 self.after(asking, Job::Verify(self.epoch, id));
             }
             Command::AskManifest(..) => unreachable!("no pod here is static"),
-            Command::WatchShields | Command::Say(_) => {}
+            Command::WatchShield(_) | Command::Say(_) => {}
         }
     }
 
@@ -500,20 +521,20 @@ impl World {
     /// Performs one effect.
     pub(super) fn work(&mut self) {
         let plugin = self.plugin.as_mut().unwrap();
-        let Some(effect) = plugin.queue.pop_front() else {
+        let Some(order) = plugin.queue.pop_front() else {
             return;
         };
         if !plugin.queue.is_empty() {
             let pause = self.upto(4);
             self.after(pause, Job::Work(self.epoch));
         }
-        self.perform(effect);
+        self.perform(order);
     }
 
-    fn perform(&mut self, effect: Effect) {
-        let plugin = self.plugin.as_mut().unwrap();
-        match effect {
-            Effect::Save => self.record = plugin.pod.record().or(self.record.take()),
+    fn perform(&mut self, order: Order) {
+        let generation = order.record.plan.generation();
+        match order.effect {
+            Effect::Save => self.record = Some((*order.record).clone()),
             Effect::AskForTurn => match self.case.turn {
                 None => self.called(),
                 Some(wait) => {
@@ -523,26 +544,20 @@ impl World {
                 }
             },
             Effect::Announce(restarting) => {
-                self.condition = restarting;
+                self.condition = restarting && order.record.plan.condition.is_some();
                 let patience = if self.case.api { self.upto(150) } else { 150 };
                 self.after(patience, Job::Announced(self.epoch));
             }
-            Effect::Kill(id) => {
-                plugin.kills.insert(id.clone());
-                let stopping = self.upto(100 + self.case.grace);
-                self.call(stopping, Call::Kill(id));
-            }
+            Effect::Kill(id) => self.kill(id, self.case.grace),
             Effect::MakePlaceholder(name, like) => {
-                if let Some(generation) = plugin.pod.generation() {
-                    let making = self.upto(100);
-                    self.call(making, Call::Make(name, like, generation));
-                }
+                let making = self.upto(100);
+                self.call(making, Call::Make(name, like, generation));
             }
             Effect::Remove(id) => self.sweep(id),
             Effect::Finish(_) => {
-                if self.tell(Pod::finish).flatten().is_some() {
+                if let Some(finished) = self.tell(Pod::finish).flatten() {
                     self.record = None;
-                    self.past = self.pod().unwrap().past().clone();
+                    self.past = finished.past;
                 }
             }
             Effect::Recover => {
@@ -550,13 +565,15 @@ impl World {
                 self.after(asking, Job::Recovered(self.epoch));
             }
             Effect::Replay(names) => {
-                let Some(generation) = plugin.pod.generation() else {
-                    return;
-                };
                 for name in names {
                     let making = self.upto(100);
                     self.call(making, Call::Replay(name, generation.clone()));
                 }
+            }
+            Effect::Start(id) => {
+                let starting = self.upto(100);
+                self.reach("another starts what was made");
+                self.after(starting, Job::Replayed(self.epoch, id));
             }
             Effect::Release(_) | Effect::Again | Effect::FallBack(_) => {
                 unreachable!("done by the pod")
@@ -564,8 +581,15 @@ impl World {
         }
     }
 
+    fn kill(&mut self, id: ContainerId, grace: Ms) {
+        if self.plugin.as_mut().unwrap().kills.insert(id.clone()) {
+            let stopping = self.upto(100 + grace);
+            self.call(stopping, Call::Kill(id));
+        }
+    }
+
     pub(super) fn called(&mut self) {
-        if self.pod().is_some_and(Pod::is_queued) {
+        if self.wants(Task::Queue) {
             self.feed(Event::Called);
         }
     }
@@ -586,9 +610,10 @@ impl World {
     pub(super) fn retry(&mut self, call: Call) {
         let plugin = self.plugin.as_mut().unwrap();
         let wanted = match &call {
-            Call::Kill(id) => plugin.kills.contains(id) && plugin.pod.is_to_end(id),
+            Call::Kill(id) => plugin.kills.contains(id) && plugin.pod.wants(Task::Kill(id)),
             Call::Make(name, like, generation) => {
-                let wanted = plugin.pod.is_to_be_shielded(like);
+                let wanted = plugin.pod.wanted(Task::Shield(generation, name, like));
+                let wanted = wanted != Wanted::No;
                 if !wanted {
                     let (name, generation) = (name.clone(), generation.clone());
                     self.not_made(name, &generation);
@@ -611,11 +636,6 @@ impl World {
         if plugin.is_some_and(|it| it.kills.remove(id)) {
             self.feed(event);
         }
-    }
-
-    /// Whether a placeholder may stand before that container by now.
-    pub(super) fn may_be_shielded(&self, like: &ContainerId) -> bool {
-        self.pod().is_none_or(|pod| pod.may_be_shielded(like))
     }
 
     /// A placeholder stands.
@@ -645,11 +665,12 @@ impl World {
             return;
         };
         let name = container.name.clone();
-        let pod = self.pod().unwrap();
-        if pod.is_to_start(id) {
+        if container.is != Is::Created {
+            self.verify(id);
+        } else if self.wants(Task::Start(id)) {
             self.admitted(&name);
             self.start(id);
-        } else if !pod.is_shield(id) {
+        } else if !self.wants(Task::Stand(id)) {
             self.sweep(id.clone());
         }
     }

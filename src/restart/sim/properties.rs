@@ -40,7 +40,9 @@ impl World {
             Effect::Kill(id) => {
                 let whole = self.machine().is_some_and(|it| it.plan().is_whole_pod());
                 let replaced = self.machine().is_some_and(|it| it.replaces(id));
-                let told = self.told || !whole || !replaced;
+                let killed = self.runtime.containers.get(id);
+                let twin = killed.is_some_and(|it| self.runtime.running(&it.name) > 1);
+                let told = self.told || !whole || !replaced || twin;
                 self.demand(told, || "nothing is killed unannounced".into());
             }
             _ => {}
@@ -175,6 +177,12 @@ impl World {
             let silent = !self.condition && self.record.is_none();
             self.demand(silent, || "nobody is told of a restart that is over".into());
         }
+        let listens = self.connected() && self.over.is_none();
+        let mut names = self.case.containers.iter().map(|(name, _)| name);
+        let twice = names.find(|name| self.runtime.running(name) > 1).cloned();
+        self.demand(twice.is_none() || !listens, || {
+            format!("{twice:?} runs twice for good")
+        });
         let halved = self.over.is_none() && self.plugin.is_some() && self.is_halved();
         self.demand(!halved, || {
             "no pod goes on with some of its containers".into()

@@ -9,6 +9,7 @@ use crate::kube::ContainerKind;
 use crate::node::Maker;
 use crate::policy::Action;
 use crate::restart::machine::{Event, FoundState};
+use crate::restart::pod::{Task, Wanted};
 
 pub(super) const KILLED: ExitCode = ExitCode(137);
 
@@ -86,8 +87,13 @@ impl Runtime {
     }
 
     pub(super) fn runs(&self, name: &ContainerName) -> bool {
-        let mut containers = self.containers.values();
-        containers.any(|it| it.name == *name && it.is == Is::Running)
+        self.running(name) > 0
+    }
+
+    /// How many attempts of that container run.
+    pub(super) fn running(&self, name: &ContainerName) -> usize {
+        let attempts = self.containers.values().filter(|it| it.name == *name);
+        attempts.filter(|it| it.is == Is::Running).count()
     }
 
     /// Placeholders, and attempts that were made and wait to be started.
@@ -265,9 +271,17 @@ impl World {
                     self.feed(Event::Gone(like));
                     return self.not_made(name, &generation);
                 }
-                if !self.may_be_shielded(&like) {
-                    let call = Call::Make(name, like, generation);
-                    return self.after(100, Job::Retry(self.epoch, call));
+                let wanted = self
+                    .pod()
+                    .map(|pod| pod.wanted(Task::Shield(&generation, &name, &like)));
+                match wanted {
+                    Some(Wanted::Later) => {
+                        let call = Call::Make(name, like, generation);
+                        return self.after(100, Job::Retry(self.epoch, call));
+                    }
+                    Some(Wanted::No) => return self.not_made(name, &generation),
+                    // Nobody can take it back.
+                    Some(Wanted::Now) | None => {}
                 }
                 let maker = Maker::Placeholder;
                 let id = self.runtime.create(self.now, &name, maker, Is::Created);

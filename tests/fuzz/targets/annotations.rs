@@ -2,6 +2,8 @@
 //!
 //! An input is a key in a line and its value in the lines after it, for each annotation, with a line `%%` between them.
 
+use std::collections::BTreeMap;
+
 use reprise::policy::{Policy, PolicyError};
 
 use super::parts;
@@ -11,7 +13,8 @@ const CONTAINERS: [&str; 3] = ["trainer", "metrics", "fetch"];
 pub(super) fn read(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     let annotations = parts(&text).filter_map(|it| it.split_once('\n'));
-    let annotations = annotations.filter(|(key, _)| is_key(key));
+    // Each key once, as in any pod.
+    let annotations: BTreeMap<&str, &str> = annotations.filter(|(key, _)| is_key(key)).collect();
     match Policy::from_annotations(annotations) {
         Ok(None) => {}
         Ok(Some(policy)) => {

@@ -41,6 +41,7 @@ pub(super) fn tools() -> Tools {
         containerd: None,
         records: records(),
         reporter: Reporter::new(None, None),
+        endings: None,
         static_pods: StaticPods::new(dir(), "node"),
         clock: Clock::default(),
         readers: Readers::default(),

@@ -56,6 +56,7 @@ fn resume(record: Record) {
                 attempt: Attempt(0),
                 created_at: 1,
                 heard_at: Instant::now(),
+                started_at: None,
                 listed: true,
                 hooked: Some(true),
             };

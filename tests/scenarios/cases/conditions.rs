@@ -34,7 +34,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
 }
 
 /// The type that is the plugin's on this node.
-async fn all_containers(stage: &Stage) -> Result<&'static str> {
+pub(super) async fn all_containers(stage: &Stage) -> Result<&'static str> {
     Ok(if stage.node.declares(NATIVE).await? {
         "reprise.dev/AllContainersRestarting"
     } else {
@@ -43,7 +43,7 @@ async fn all_containers(stage: &Stage) -> Result<&'static str> {
 }
 
 /// Checks that it was True and then False, and why, and returns when each was seen.
-fn true_then_false(told: &[(Duration, Told)]) -> Result<(Duration, Duration)> {
+pub(super) fn true_then_false(told: &[(Duration, Told)]) -> Result<(Duration, Duration)> {
     let [(began, first), (ended, last)] = told else {
         anyhow::bail!("the condition was seen as {told:?}");
     };

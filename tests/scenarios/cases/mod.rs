@@ -7,9 +7,12 @@ mod burst;
 mod completed;
 mod conditions;
 mod cpus;
+mod credentials;
 mod deaths;
 mod deletion;
 mod devices;
+mod disks;
+mod endings;
 mod ephemeral;
 mod hooks;
 mod inits;
@@ -72,6 +75,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         devices::scenarios(),
         cpus::scenarios(),
         conditions::scenarios(),
+        credentials::scenarios(),
         back_off::scenarios(),
         spec_rules::scenarios(),
         static_pods::scenarios(),
@@ -86,8 +90,10 @@ pub(crate) fn all() -> Vec<Scenario> {
         trouble::scenarios(),
         late::scenarios(),
         launched::scenarios(),
+        disks::scenarios(),
         two_plugins::scenarios(),
         deletion::scenarios(),
+        endings::scenarios(),
         burst::scenarios(),
         deaths::scenarios(),
         runtime_faults::scenarios(),

@@ -89,6 +89,11 @@ impl Fault {
             Self::PluginKilled | Self::PluginTerminated | Self::PluginFrozen
         )
     }
+
+    /// Whether no restart gets on meanwhile: a runtime that was killed while hooks wait answers only when they have ended.
+    pub(super) fn halts_restarts(self) -> bool {
+        self.silences_plugin() || matches!(self, Self::RuntimeKilled | Self::RuntimeTerminated)
+    }
 }
 
 impl Bout {

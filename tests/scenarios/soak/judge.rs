@@ -18,7 +18,7 @@ use crate::wait;
 
 /// From the end of the last fault until a pod must have settled.
 const LIMIT: Duration = Duration::from_mins(1);
-/// A plugin that is back by then finds its hooks waiting: they give up after 8 s.
+/// Plugin and runtime, if they are back by then, find the hooks waiting: they give up after 8 s.
 const IN_TIME: Duration = Duration::from_secs(7);
 
 /// A pod whose trigger exits, and what is known of it.
@@ -40,7 +40,7 @@ impl Case {
     /// Waits until the pod is as it is to be, and says in a word how that is.
     pub(super) async fn is_settled(&self, struck: &Struck) -> Result<&'static str> {
         let pod = &self.pod;
-        let must_restart = self.witness.held() && struck.plugin_back < IN_TIME;
+        let must_restart = self.witness.held() && struck.back < IN_TIME;
         let settled = wait::until("the pod has settled", LIMIT, async || {
             self.unsettled(must_restart).await
         });

@@ -25,8 +25,8 @@ pub(crate) struct Strikes {
 
 /// What the pods went through.
 pub(crate) struct Struck {
-    /// When the plugin was there again for good, since the pods were told to exit.
-    pub(super) plugin_back: Duration,
+    /// When plugin and runtime were there again for good, since the pods were told to exit.
+    pub(super) back: Duration,
 }
 
 impl Strikes {
@@ -48,7 +48,7 @@ impl Strikes {
         asked: Instant,
         cases: &[Case],
     ) -> Result<Struck> {
-        let mut plugin_back = Duration::ZERO;
+        let mut back = Duration::ZERO;
         let mut since = asked;
         for strike in strikes {
             sleep_until(since + strike.after).await;
@@ -61,11 +61,11 @@ impl Strikes {
             sleep_until(struck + strike.away).await;
             self.end(strike.what).await?;
             since = Instant::now();
-            if strike.what.silences_plugin() {
-                plugin_back = since - asked;
+            if strike.what.halts_restarts() {
+                back = since - asked;
             }
         }
-        Ok(Struck { plugin_back })
+        Ok(Struck { back })
     }
 
     async fn begin(&self, fault: Fault) -> Result<()> {

@@ -1,0 +1,150 @@
+//! Whether the kubelet is ending a pod by itself: eviction, preemption, `activeDeadlineSeconds`, the node's shutdown.
+//!
+//! The pod's status says nothing of it until all containers are dead (`mergePodStatus`,
+//! `pkg/kubelet/status/status_manager.go`). But before the kubelet stops a container, it publishes an event
+//! (`killContainer`, `pkg/kubelet/kuberuntime/kuberuntime_container.go`), of all containers of a pod at once if it ends the
+//! pod; and with a reason in it if it ends a container only to start it again.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use k8s_openapi::api::core::v1::Event;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::ListParams;
+use kube::{Api, Client, Error};
+use tokio::time::{Duration, timeout};
+
+use crate::ids::{PodKey, PodUid};
+
+/// How long the API server may take over it.
+const LIMIT: Duration = Duration::from_secs(2);
+/// The reason of the event (`KillingContainer`, `pkg/kubelet/events/event.go`).
+const REASON: &str = "Killing";
+/// How its message begins if it gives no reason.
+const STOPPING: &str = "Stopping container ";
+
+/// Asks the API server.
+#[derive(Clone)]
+pub struct Endings {
+    client: Client,
+    forbidden: Arc<AtomicBool>,
+}
+
+impl Endings {
+    /// Nothing is sent yet.
+    #[must_use]
+    pub fn new(client: Client) -> Self {
+        Self {
+            client,
+            forbidden: Arc::default(),
+        }
+    }
+
+    /// Whether the kubelet has begun to end that pod since `since`, which is when the container was made whose exit raises
+    /// the question: what it stopped before, it has started again. `uid`: the one that the kubelet knows the pod by. Events
+    /// tell seconds. What nobody can tell is not so.
+    pub async fn has_begun(&self, pod: &PodKey, uid: &PodUid, since: Timestamp) -> bool {
+        let api = Api::<Event>::namespaced(self.client.clone(), &pod.namespace);
+        let of_pod = format!("involvedObject.uid={uid},reason={REASON}");
+        match timeout(LIMIT, api.list(&ListParams::default().fields(&of_pod))).await {
+            Ok(Ok(events)) => events.items.iter().any(|event| ends(event, since)),
+            Ok(Err(error)) => {
+                self.tell(pod, &error);
+                false
+            }
+            Err(_) => {
+                tracing::debug!(%pod, "the API server does not tell whether the kubelet is ending a pod");
+                false
+            }
+        }
+    }
+
+    /// Says once what is the same for every pod.
+    fn tell(&self, pod: &PodKey, error: &Error) {
+        let denied = matches!(error, Error::Api(status) if status.code == 403);
+        if denied && !self.forbidden.swap(true, Ordering::Relaxed) {
+            tracing::warn!(%pod, %error, "pods that the kubelet is ending are not told from others: grant the verb list on events");
+        } else {
+            tracing::debug!(%pod, %error, "it is not known whether the kubelet is ending a pod");
+        }
+    }
+}
+
+impl fmt::Debug for Endings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endings").finish_non_exhaustive()
+    }
+}
+
+fn ends(event: &Event, since: Timestamp) -> bool {
+    let stops = event.message.as_deref().unwrap_or_default();
+    let last = event.last_timestamp.as_ref().map(|at| at.0);
+    let last = last.or(event.event_time.as_ref().map(|at| at.0));
+    stops.starts_with(STOPPING) && last.is_some_and(|at| at.as_second() > since.as_second())
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{Request, Response, StatusCode};
+    use kube::client::Body;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn event(message: &str, at: &str) -> Value {
+        json!({
+            "metadata": {"name": "p.1", "namespace": "n"},
+            "involvedObject": {"uid": "u"},
+            "reason": "Killing",
+            "message": message,
+            "lastTimestamp": at,
+        })
+    }
+
+    /// What becomes of an API server's answer, and what it was asked.
+    async fn answered(status: StatusCode, answer: Value) -> (bool, String) {
+        let (service, mut server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        let endings = Endings::new(Client::new(service, "default"));
+        let pod = PodKey {
+            namespace: "n".to_owned(),
+            name: "p".to_owned(),
+        };
+        let since = "2026-01-01T10:00:00.5Z".parse().unwrap();
+        let asked = tokio::spawn(async move { endings.has_begun(&pod, &"u".into(), since).await });
+        let (request, send) = server.next_request().await.unwrap();
+        let body = Body::from(answer.to_string().into_bytes());
+        send.send_response(Response::builder().status(status).body(body).unwrap());
+        (asked.await.unwrap(), request.uri().to_string())
+    }
+
+    #[tokio::test]
+    async fn a_pod_all_of_whose_containers_are_stopped_ends() {
+        let cases = [
+            ("Stopping container a", "2026-01-01T10:00:07Z", true),
+            ("Stopping container a", "2026-01-01T10:00:00Z", false),
+            (
+                "Container a failed liveness probe, will be restarted",
+                "2026-01-01T10:00:07Z",
+                false,
+            ),
+        ];
+        for (message, at, ends) in cases {
+            let list = json!({"metadata": {}, "items": [event(message, at)]});
+            let (ended, uri) = answered(StatusCode::OK, list).await;
+            assert_eq!(ended, ends, "{message} {at}");
+            assert!(uri.starts_with("/api/v1/namespaces/n/events?"), "{uri}");
+            assert!(
+                uri.contains("involvedObject.uid%3Du%2Creason%3DKilling"),
+                "{uri}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn what_the_api_server_does_not_tell_is_not_so() {
+        let denial =
+            json!({"status": "Failure", "code": 403, "message": "no", "reason": "Forbidden"});
+        assert!(!answered(StatusCode::FORBIDDEN, denial).await.0);
+    }
+}

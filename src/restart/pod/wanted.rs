@@ -1,0 +1,113 @@
+//! Whether what was begun for a pod is wanted still. Whoever does it asks before each call, and when one has failed.
+
+use super::Pod;
+use crate::ids::{ContainerId, ContainerName};
+use crate::node::InstanceState;
+use crate::restart::machine::{Machine, Phase};
+use crate::restart::plan::{Generation, RestartId};
+
+/// What is done for a pod.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::restart) enum Task<'t> {
+    /// It waits for its turn among the pods of this node.
+    Queue,
+    /// It has that turn.
+    Turn,
+    /// Others wait until what has ended of it is shielded: its hold ends first.
+    GoFirst,
+    /// The hook of this container waits.
+    Hold(&'t ContainerId),
+    /// This container is stopped.
+    Kill(&'t ContainerId),
+    /// A placeholder is made for that generation: for a container, like this old one.
+    Shield(&'t Generation, &'t ContainerName, &'t ContainerId),
+    /// This one stands, made and not started.
+    Stand(&'t ContainerId),
+    /// The runtime is asked whether that still stands: while exits are held NRI is not there for a plugin that came back,
+    /// and does not tell what others remove.
+    Watch(&'t ContainerId),
+    /// The runtime is asked whether this one, which was to stop, has ended.
+    End(&'t ContainerId),
+    /// What the old containers were made from is learnt, for that restart, and kept.
+    Recover(&'t RestartId),
+    /// Attempts are made for that restart.
+    Replay(&'t RestartId),
+    /// This attempt, which a replay has made, is started.
+    Start(&'t ContainerId),
+    /// What a container exited with whose hook waits is asked.
+    CodeOfHeld(&'t ContainerId),
+    /// The same of one that has ended in a restart.
+    CodeOfEnded(&'t ContainerId),
+}
+
+/// Whether it is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::restart) enum Wanted {
+    Now,
+    /// It may soon be.
+    Later,
+    No,
+}
+
+impl From<bool> for Wanted {
+    fn from(wanted: bool) -> Self {
+        if wanted { Self::Now } else { Self::No }
+    }
+}
+
+impl Pod {
+    /// Whether that is wanted now.
+    pub(in crate::restart) fn wants(&self, task: Task<'_>) -> bool {
+        self.wanted(task) == Wanted::Now
+    }
+
+    /// Whether that is wanted, or soon may be.
+    pub(in crate::restart) fn wanted(&self, task: Task<'_>) -> Wanted {
+        let restart = |so_far: &dyn Fn(&Machine) -> bool| self.machine.as_ref().is_some_and(so_far);
+        let is_of = |it: &Machine, id: &RestartId| it.plan().id == *id;
+        let stands = |id| move |it: &Machine| it.leftovers().iter().any(|(_, it)| it == id);
+        match task {
+            Task::Queue => restart(&Machine::is_queued),
+            Task::Turn => restart(&Machine::wants_turn),
+            Task::GoFirst => restart(&Machine::is_exposed),
+            Task::Hold(id) => self.is_held(id),
+            Task::Kill(id) => restart(&|it| it.ends(id)) || self.instances.twins().contains(id),
+            Task::Shield(generation, name, like) => {
+                let same = self.generation().as_ref() == Some(generation);
+                let wanted = same && restart(&|it| it.wants_shield(name));
+                if wanted && !self.may_be_shielded(like) {
+                    return Wanted::Later;
+                }
+                wanted
+            }
+            Task::Stand(id) => restart(&stands(id)),
+            Task::Watch(id) => {
+                restart(&|it| it.is_holding() && stands(id)(it)) && !self.shared.gate.is_there()
+            }
+            Task::End(id) => {
+                let state = self.instance(id).map(|it| it.state);
+                state.is_some_and(|state| !matches!(state, InstanceState::Ended(_)))
+            }
+            Task::Recover(id) => restart(&|it| is_of(it, id) && it.may_replay()),
+            Task::Replay(id) => restart(&|it| is_of(it, id) && it.phase() == Phase::Replay),
+            Task::Start(id) => restart(&|it| it.is_to_start(id)),
+            // The exit of one that the restart replaces asks for nothing.
+            Task::CodeOfHeld(id) => {
+                self.is_held(id) && self.lacks_code(id) && !restart(&|it| it.replaces(id))
+            }
+            Task::CodeOfEnded(id) => self.lacks_code(id) && restart(&|it| it.ends(id)),
+        }
+        .into()
+    }
+
+    /// Behind a placeholder the kubelet does not see that a container runs, and starts another one beside it as
+    /// soon as no gate keeps it from doing so: if this process dies, for one. That is risked for the moment that a kill
+    /// takes, but not before it is under way, not for a grace period, and not if the gate is away.
+    fn may_be_shielded(&self, id: &ContainerId) -> bool {
+        let at_once = self.machine.as_ref().is_some_and(Machine::kills_at_once);
+        let instance = self.instances.get(id);
+        // One that the kubelet has just created is about to run.
+        let lives = instance.is_some_and(|it| !matches!(it.state, InstanceState::Ended(_)));
+        !lives || (at_once && self.shared.gate.is_there())
+    }
+}
