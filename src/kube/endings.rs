@@ -42,8 +42,8 @@ impl Endings {
     }
 
     /// Whether the kubelet has begun to end that pod since `since`, which is when the container was made whose exit raises
-    /// the question: what it stopped before, it has started again. `uid`: the one that the kubelet knows the pod by. Events
-    /// tell seconds. What nobody can tell is not so.
+    /// the question: what it stopped before, it has started again. `uid`: the one that the kubelet knows the pod by. What
+    /// nobody can tell is not so.
     pub async fn has_begun(&self, pod: &PodKey, uid: &PodUid, since: Timestamp) -> bool {
         let api = Api::<Event>::namespaced(self.client.clone(), &pod.namespace);
         let of_pod = format!("involvedObject.uid={uid},reason={REASON}");
@@ -78,10 +78,24 @@ impl fmt::Debug for Endings {
 }
 
 fn ends(event: &Event, since: Timestamp) -> bool {
-    let stops = event.message.as_deref().unwrap_or_default();
+    let message = event.message.as_deref().unwrap_or_default();
+    message.starts_with(STOPPING) && is_after(event, since)
+}
+
+/// Events tell seconds; one that was published once has the nanosecond in its name (`GenerateEventName`,
+/// client-go v0.36, `tools/record/util`).
+fn is_after(event: &Event, since: Timestamp) -> bool {
     let last = event.last_timestamp.as_ref().map(|at| at.0);
-    let last = last.or(event.event_time.as_ref().map(|at| at.0));
-    stops.starts_with(STOPPING) && last.is_some_and(|at| at.as_second() > since.as_second())
+    let Some(last) = last.or(event.event_time.as_ref().map(|at| at.0)) else {
+        return false;
+    };
+    let named = named_time(event).filter(|at| at.as_second() == last.as_second());
+    named.map_or(last.as_second() > since.as_second(), |at| at > since)
+}
+
+fn named_time(event: &Event) -> Option<Timestamp> {
+    let (_, nanoseconds) = event.metadata.name.as_ref()?.rsplit_once('.')?;
+    Timestamp::from_nanosecond(i128::from_str_radix(nanoseconds, 16).ok()?).ok()
 }
 
 #[cfg(test)]
@@ -92,9 +106,9 @@ mod tests {
 
     use super::*;
 
-    fn event(message: &str, at: &str) -> Value {
+    fn event(name: &str, message: &str, at: &str) -> Value {
         json!({
-            "metadata": {"name": "p.1", "namespace": "n"},
+            "metadata": {"name": name, "namespace": "n"},
             "involvedObject": {"uid": "u"},
             "reason": "Killing",
             "message": message,
@@ -120,19 +134,27 @@ mod tests {
 
     #[tokio::test]
     async fn a_pod_all_of_whose_containers_are_stopped_ends() {
+        let name = |at: &str| format!("p.{:x}", at.parse::<Timestamp>().unwrap().as_nanosecond());
+        let (early, late) = (
+            name("2026-01-01T10:00:00.4Z"),
+            name("2026-01-01T10:00:00.6Z"),
+        );
+        let stops = "Stopping container a";
+        let starts_again = "Container a failed liveness probe, will be restarted";
         let cases = [
-            ("Stopping container a", "2026-01-01T10:00:07Z", true),
-            ("Stopping container a", "2026-01-01T10:00:00Z", false),
-            (
-                "Container a failed liveness probe, will be restarted",
-                "2026-01-01T10:00:07Z",
-                false,
-            ),
+            ("p.1", stops, "2026-01-01T10:00:07Z", true),
+            ("p.1", stops, "2026-01-01T10:00:00Z", false),
+            ("p", stops, "2026-01-01T10:00:00Z", false),
+            (&late, stops, "2026-01-01T10:00:00Z", true),
+            (&early, stops, "2026-01-01T10:00:00Z", false),
+            // Published again since.
+            (&early, stops, "2026-01-01T10:00:07Z", true),
+            ("p.1", starts_again, "2026-01-01T10:00:07Z", false),
         ];
-        for (message, at, ends) in cases {
-            let list = json!({"metadata": {}, "items": [event(message, at)]});
+        for (name, message, at, ends) in cases {
+            let list = json!({"metadata": {}, "items": [event(name, message, at)]});
             let (ended, uri) = answered(StatusCode::OK, list).await;
-            assert_eq!(ended, ends, "{message} {at}");
+            assert_eq!(ended, ends, "{name} {message} {at}");
             assert!(uri.starts_with("/api/v1/namespaces/n/events?"), "{uri}");
             assert!(
                 uri.contains("involvedObject.uid%3Du%2Creason%3DKilling"),

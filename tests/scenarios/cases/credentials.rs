@@ -42,7 +42,13 @@ async fn kubelets_own_credentials_serve_the_plugin(stage: Stage) -> Result<()> {
             .any(|it| it.reporting_component.as_deref().is_some_and(ours));
         Ok(ours.then_some(()).ok_or_else(|| format!("{events:?}")))
     })
-    .await
+    .await?;
+    // The one right that they have not.
+    let lacks = stage
+        .plugin
+        .new_log_lines("grant the verb list on events")?;
+    ensure!(lacks.len() == 1, "{lacks:?}");
+    Ok(())
 }
 
 async fn what_speaks_for_others_on_the_node_is_roots_alone(stage: Stage) -> Result<()> {
