@@ -73,8 +73,9 @@ impl Machine {
     pub(super) fn is_left(&self, index: usize) -> bool {
         let progress = &self.progress[index];
         let was_to_wait = self.plan.members[index].placeholders > 0;
+        let was_to_end = progress.old == Some(OldState::Running);
         self.left
-            && was_to_wait
+            && (was_to_wait || was_to_end)
             && progress.new == NewState::None
             && (progress.coming == 0 || self.failing)
             && progress.unstarted().next().is_none()

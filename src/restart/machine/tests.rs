@@ -581,7 +581,9 @@ fn a_restart_that_the_kubelet_has_gone_on_without_is_over() {
         ]
     };
     // Nothing had been killed when the plugin died, as it turns out.
-    let (mut machine, _) = resume(shape, Phase::Down, &seen(FoundState::Running), 20);
+    let (_, effects) = resume(shape, Phase::Down, &seen(FoundState::Running), 20);
+    assert!(effects.contains(&Effect::Again), "{effects:?}");
+    let (mut machine, _) = resume(shape, Phase::Down, &seen(FoundState::Running), 90);
     let over = |outcome| Effect::Finish(outcome);
     let later = Instant::now() + STOP_LIMIT;
     let effects = machine.handle(later, Event::Tick);
@@ -589,7 +591,7 @@ fn a_restart_that_the_kubelet_has_gone_on_without_is_over() {
     assert_eq!(machine.waiting_for(), [&"b".into()]);
     // Nothing had been shielded, and the kubelet starts the other one never again.
     let killed = FoundState::Exited(Some(ExitCode(137)));
-    let (mut machine, effects) = resume(shape, Phase::Down, &seen(killed), 20);
+    let (mut machine, effects) = resume(shape, Phase::Down, &seen(killed), 90);
     assert!(effects.contains(&Effect::Kill("a-1".into())), "{effects:?}");
     assert!(machine.ends(&"a-1".into()));
     let effects = machine.handle(Instant::now(), Event::Exited("a-1".into()));
