@@ -8,7 +8,8 @@ use std::io;
 
 use thiserror::Error;
 use tokio::io::{
-    AsyncReadExt, AsyncWriteExt, BufReader, DuplexStream, ReadHalf, WriteHalf, duplex, split,
+    AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, DuplexStream, ReadHalf, WriteHalf,
+    copy_buf, duplex, sink, split,
 };
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -80,37 +81,47 @@ async fn receive(
     mut plugin: WriteHalf<DuplexStream>,
     mut runtime: WriteHalf<DuplexStream>,
 ) -> Closed {
-    let mut trunk = BufReader::new(trunk);
-    let mut payload = Vec::new();
+    let mut trunk = BufReader::with_capacity(PIPE, trunk);
     loop {
-        let id = match receive_frame(&mut trunk, &mut payload).await {
-            Ok(id) => id,
+        let (id, length) = match frame_header(&mut trunk).await {
+            Ok(header) => header,
             Err(closed) => return closed,
         };
-        let delivered = match id {
-            PLUGIN => plugin.write_all(&payload).await,
-            RUNTIME => runtime.write_all(&payload).await,
+        let passed = match id {
+            PLUGIN => pass(&mut trunk, length, &mut plugin).await,
+            RUNTIME => pass(&mut trunk, length, &mut runtime).await,
             // A connection that nobody opened, maybe of a later version. Upstream drops these too.
-            _ => Ok(()),
+            _ => pass(&mut trunk, length, &mut sink()).await,
         };
-        if delivered.is_err() {
-            return Closed::ByPlugin;
+        if let Err(closed) = passed {
+            return closed;
         }
     }
 }
 
-async fn receive_frame(
-    trunk: &mut BufReader<OwnedReadHalf>,
-    payload: &mut Vec<u8>,
-) -> Result<u32, Closed> {
+async fn frame_header(trunk: &mut BufReader<OwnedReadHalf>) -> Result<(u32, u32), Closed> {
     let id = trunk.read_u32().await.map_err(end_or_break)?;
     let length = trunk.read_u32().await.map_err(end_or_break)?;
     if length > PAYLOAD_MAX {
         return Err(Closed::OversizedFrame(length));
     }
-    payload.resize(length as usize, 0);
-    trunk.read_exact(payload).await.map_err(end_or_break)?;
-    Ok(id)
+    Ok((id, length))
+}
+
+/// Passes a payload on as it comes: whoever reads it keeps all of it, and nobody else.
+async fn pass(
+    trunk: &mut BufReader<OwnedReadHalf>,
+    length: u32,
+    to: &mut (impl AsyncWrite + Unpin),
+) -> Result<(), Closed> {
+    let mut payload = trunk.take(length.into());
+    match copy_buf(&mut payload, to).await {
+        Ok(_) if payload.limit() == 0 => Ok(()),
+        Ok(_) => Err(Closed::ByRuntime),
+        // A socket that is read has no such error.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Closed::ByPlugin),
+        Err(error) => Err(end_or_break(error)),
+    }
 }
 
 fn end_or_break(error: io::Error) -> Closed {

@@ -85,10 +85,9 @@ const SHORTEST_RELIST: Duration = Duration::from_millis(250);
 /// How many times as long as making a container: half a second was seen where that took 300 ms.
 const RELIST_PER_MAKING: u32 = 3;
 /// Where an attempt takes no longer than this to make, a relist takes as long as it usually does. Where it takes longer, the
-/// kubelet is believed to have listed the attempts of a replay when the pod's status in the API says so, and after the
-/// other.
+/// kubelet is believed to have listed what hides an exit when the pod's status in the API says so, and after the other.
 const USUAL_MAKING: Duration = Duration::from_millis(150);
-const LONGEST_RECORDING: Duration = Duration::from_secs(4);
+pub(super) const LONGEST_RECORDING: Duration = Duration::from_secs(4);
 /// From the start of a sidecar to the creation of the next container in one sync of the kubelet. Less than it took to
 /// create and start the sidecar, and on any node between these two.
 const SHORTEST_STEP: Duration = Duration::from_millis(100);
@@ -144,7 +143,7 @@ pub(super) fn time_of_relist(making: Duration) -> Duration {
     (RELIST_PER_MAKING * making).clamp(SHORTEST_RELIST, LONGEST_RELIST)
 }
 
-/// How long a replay waits for the pod's status to show an attempt that took so long to make.
+/// How long the pod's status is waited for to show an attempt, or a placeholder, that took so long to make.
 #[must_use]
 pub(super) fn time_of_recording(making: Duration) -> Duration {
     if making > USUAL_MAKING {

@@ -15,8 +15,10 @@ mod tests;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::Instant;
 
+use rustix::process::setpriority_process;
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, spawn_blocking};
 
@@ -61,13 +63,32 @@ pub struct Tools {
 }
 
 /// Of long annotations, those of one pod are read at a time: however many there are, and whatever is in them, they take one
-/// core, the memory of one, and nothing from those of usual length.
+/// core that nobody else wants, the memory of one, and nothing from those of usual length.
 #[derive(Debug)]
 pub struct Readers(Semaphore);
 
 impl Readers {
     /// What is no longer takes less than a millisecond.
     const USUAL: usize = 2 * 1024;
+    /// The nice value of the thread that reads what is longer: whoever answers the runtime takes its core at once.
+    const NICE: i32 = 10;
+
+    /// `None` if that cannot be done.
+    async fn read(&self, annotations: Unread) -> Option<Written> {
+        if annotations.len() <= Self::USUAL {
+            let written = spawn_blocking(move || Written::read(&annotations));
+            return written.await.ok();
+        }
+        let _turn = self.turn().await;
+        let (send, written) = oneshot::channel();
+        let read = move || {
+            // It is slower for others without.
+            let _ = setpriority_process(None, Self::NICE);
+            let _ = send.send(Written::read(&annotations));
+        };
+        thread::Builder::new().spawn(read).ok()?;
+        written.await.ok()
+    }
 
     async fn turn(&self) -> Option<SemaphorePermit<'_>> {
         // Nobody closes it.
@@ -183,13 +204,8 @@ impl Driver {
     /// Reads what the pod's author wrote, away from the tasks that answer the runtime: it asks about one container at a
     /// time (`Adaptation.CreateContainer` in NRI's `pkg/adaptation` holds a lock), whosever it is.
     async fn read(self: Arc<Self>, annotations: Unread) {
-        let _turn = if annotations.len() > Readers::USUAL {
-            self.tools.readers.turn().await
-        } else {
-            None
-        };
-        let written = spawn_blocking(move || Written::read(&annotations)).await;
-        let written = written.unwrap_or_else(|_| {
+        let written = self.tools.readers.read(annotations).await;
+        let written = written.unwrap_or_else(|| {
             tracing::error!(pod = %self.pod.key, "the annotations cannot be read, which is a bug: the pod runs as without the plugin");
             Written::default()
         });

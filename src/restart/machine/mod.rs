@@ -29,7 +29,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use super::plan::Plan;
-use super::times::{time_of_recording, time_of_relist};
+use super::times::time_of_recording;
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::ContainerKind;
 use progress::{OldState, Progress};
@@ -226,7 +226,7 @@ impl Machine {
             Event::Gone(id) => effects.extend(self.gone(&id, now)),
             Event::PlaceholderMade(name, id, took) => {
                 self.comes_no_more(&name);
-                self.add_placeholder(&name, id.clone(), Some(now + time_of_relist(took)));
+                self.add_placeholder(&name, id.clone(), Some(self.listed_by(took, now)));
                 if !self.wants_shield(&name) {
                     // Too late to shield anything.
                     effects.push(Effect::Remove(id));

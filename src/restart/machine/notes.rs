@@ -1,14 +1,16 @@
 //! Taking note of what happened to the containers of a restart.
 
 use std::collections::BTreeSet;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Machine;
 use super::progress::{NewState, OldState, Progress};
 use super::terms::{Effect, Phase};
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
-use crate::restart::times::{SHIELD_TIME, TRUST_TIME, time_of_relist};
+use crate::restart::times::{
+    LONGEST_RECORDING, SHIELD_TIME, TRUST_TIME, time_of_recording, time_of_relist,
+};
 
 impl Machine {
     pub(super) fn index_of(&self, name: &ContainerName) -> Option<usize> {
@@ -159,6 +161,17 @@ impl Machine {
         }
     }
 
+    /// When the kubelet has listed a placeholder that took so long to make, unless the pod's status says so before. A pod of
+    /// which it has seen an exit it looks at again and again, and it may be about to at any moment.
+    pub(super) fn listed_by(&self, took: Duration, now: Instant) -> Instant {
+        let shown = self.progress.iter().any(|it| it.shown);
+        now + if shown {
+            LONGEST_RECORDING
+        } else {
+            time_of_recording(took)
+        }
+    }
+
     /// The kubelet has listed these, and whatever it lists from now on has them as well.
     pub(super) fn recorded(&mut self, ids: &BTreeSet<ContainerId>, now: Instant) {
         let mut all = true;
@@ -171,6 +184,14 @@ impl Machine {
                 progress.missed_until = progress.missed_until.map(|until| until.min(now));
             } else {
                 all = false;
+            }
+            // And those of the same container that were there before.
+            let shields = progress.placeholders.iter();
+            let listed = shields.filter(|(id, _)| ids.contains(id));
+            if let Some(until) = listed.filter_map(|(_, until)| *until).max() {
+                for it in progress.placeholders.values_mut() {
+                    it.take_if(|it| *it <= until);
+                }
             }
         }
         self.replay.seen_from.take_if(|_| all);

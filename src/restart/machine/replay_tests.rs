@@ -7,7 +7,7 @@ use crate::node::Maker;
 use crate::restart::plan::Starter;
 use crate::restart::plan::tests::{Shape, Was, circumstances};
 use crate::restart::times::{
-    BURST_LIMIT, DOWN_LIMIT, FALLBACK_TIME, RELIST_INTERVAL, REST_OF_HOLD,
+    BURST_LIMIT, DOWN_LIMIT, FALLBACK_TIME, RELIST_INTERVAL, REST_OF_HOLD, time_of_relist,
 };
 
 /// How long making an attempt takes.

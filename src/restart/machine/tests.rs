@@ -9,7 +9,9 @@ use crate::node::Maker;
 use crate::policy::Action;
 use crate::restart::plan::tests::{DONE, RUNS, Shape, Was, circumstances};
 use crate::restart::plan::{Old, Way};
-use crate::restart::times::{DOWN_LIMIT, LAST_MOMENT, RELIST_INTERVAL, STOP_LIMIT};
+use crate::restart::times::{
+    DOWN_LIMIT, LAST_MOMENT, LONGEST_RECORDING, RELIST_INTERVAL, STOP_LIMIT, time_of_relist,
+};
 use ContainerKind::{Init, Regular, Sidecar};
 
 /// How long making a placeholder takes.
@@ -791,6 +793,29 @@ fn a_placeholder_of_the_round_before_is_trusted_no_sooner() {
     assert_eq!(machine.deadline(), Some(now + time_of_relist(MADE)));
     machine.handle(now + time_of_relist(MADE), Event::Tick);
     assert_eq!(machine.phase(), Phase::Up);
+}
+
+#[test]
+fn exits_of_a_slow_node_are_released_when_the_pods_status_shows_their_placeholders() {
+    let slow = Duration::from_millis(200);
+    for shows in [&["p2"][..], &["p2", "p3"], &["p1", "p3"]] {
+        let plan = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42).restart_all();
+        let now = Instant::now();
+        let (mut machine, _) = begin_round(plan, None, now);
+        machine.handle(now, Event::Announced);
+        for (name, id) in [("a", "p1"), ("b", "p3"), ("a", "p2")] {
+            let now = if id == "p2" { now + slow } else { now };
+            machine.handle(now, Event::PlaceholderMade(name.into(), id.into(), slow));
+        }
+        machine.handle(now + slow, Event::Held("b-0".into(), now));
+        let recorded = shows.iter().map(|&id| id.into()).collect();
+        machine.handle(now + 4 * slow, Event::Recorded(recorded));
+        // Of the newest of each.
+        let is_seen = machine.phase() == Phase::Up;
+        assert_eq!(is_seen, shows == ["p2", "p3"], "{shows:?}");
+        machine.handle(now + slow + LONGEST_RECORDING, Event::Tick);
+        assert_eq!(machine.phase(), Phase::Up);
+    }
 }
 
 #[test]
