@@ -146,7 +146,9 @@ fn examine_pod(name: &str, pod: &Pod, report: &mut Report) {
             .iter()
             .map(|(key, value)| (key.as_str(), value.as_str()))
     };
-    let policy = match Policy::from_pod(annotations(), spec_rules, KubeletFeatures::default()) {
+    // Of a kubelet that acts on no rules, so that what they lead to can be told.
+    let native = Some(KubeletFeatures::default());
+    let policy = match Policy::from_pod(annotations(), spec_rules, native) {
         Ok(Some(policy)) => policy,
         Ok(None) => {
             report.line("no restart rules: Reprise leaves this pod alone");
@@ -167,9 +169,12 @@ fn examine_pod(name: &str, pod: &Pod, report: &mut Report) {
     }
     for container in &pod.containers {
         report.line(&outcome::sentence(container, &policy));
-        if let Some(warning) = outcome::warning(container, &policy) {
+        for warning in outcome::warnings(container, &policy) {
             report.line(&format!("warning: {warning}"));
         }
+    }
+    if policy.has_rules_twice() {
+        report.line("warning: there are rules in annotations and in the spec: a node whose kubelet acts on those of the spec uses no others");
     }
 }
 

@@ -73,20 +73,30 @@ pub(super) fn sentence(container: &Container, policy: &Policy) -> String {
 }
 
 /// What is allowed but hardly meant.
-pub(super) fn warning(container: &Container, policy: &Policy) -> Option<String> {
-    let success = outcome(container, policy.action(&container.name, 0), 0);
-    let for_ever = container.kind == Kind::Init
-        && matches!(
-            success,
-            Outcome::Rule(Action::RestartAllContainers | Action::RestartPod)
-        );
-    for_ever.then(|| {
-        format!(
-            "success (0) of the init container {} restarts the pod, so that it never gets beyond; \
-             list 0 in a NotIn rule",
-            container.name
-        )
-    })
+pub(super) fn warnings(container: &Container, policy: &Policy) -> Vec<String> {
+    let (name, action) = (&container.name, policy.actions(&container.name));
+    let restarts = |code| {
+        let outcome = outcome(container, action(code), code);
+        let whole = [Action::RestartAllContainers, Action::RestartPod];
+        whole.map(Outcome::Rule).contains(&outcome)
+    };
+    let mut warnings = Vec::new();
+    if container.kind == Kind::Init && restarts(0) {
+        warnings.push(format!(
+            "success (0) of the init container {name} restarts the pod, so that it never gets beyond; \
+             list 0 in a NotIn rule"
+        ));
+    }
+    let killed = [137, 143].into_iter().filter(|&code| restarts(code));
+    let killed: Vec<_> = killed.map(|code| code.to_string()).collect();
+    if !killed.is_empty() {
+        warnings.push(format!(
+            "{name} restarts the pod with exit {}, which it also ends with when somebody else kills it (SIGKILL: 137, \
+             SIGTERM: 143): list that in a NotIn rule",
+            killed.join(" or ")
+        ));
+    }
+    warnings
 }
 
 fn words(outcome: Outcome, container: &Container, policy: &Policy) -> String {

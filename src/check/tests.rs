@@ -48,10 +48,10 @@ f: Pod ml/run
 
 #[test]
 fn options_show_where_they_matter() {
-    let rules = "restart-rules.reprise.dev/container.trainer: '[{action: RestartPod, exitCodes: {operator: NotIn, values: [0]}}]'";
+    let rules = "restart-rules.reprise.dev/container.trainer: '[{action: RestartPod, exitCodes: {operator: NotIn, values: [0, 137, 143]}}]'";
     let options = "restart-options.reprise.dev: 'gracePeriodSeconds: 3'";
     let (text, _) = check(&pod(&format!("{{{rules}, {options}}}")));
-    let expected = "  trainer (regular): exit 0 → restartPolicy Never: it is done; any other exit → restart all containers in place, with 3 s to stop\n";
+    let expected = "  trainer (regular): exit 0 → restartPolicy Never: it is done; exit 137, 143 → restartPolicy Never: the pod fails once all containers have ended; any other exit → restart all containers in place, with 3 s to stop\n";
     assert!(text.ends_with(expected), "{text}");
 }
 
@@ -95,13 +95,59 @@ fn an_annotation_that_is_not_text_is_a_problem() {
 
 #[test]
 fn an_init_container_whose_success_restarts_the_pod_is_worth_a_warning() {
-    let rules = "'[{action: RestartAllContainers, exitCodes: {operator: NotIn, values: [1]}}]'";
+    let rules =
+        "'[{action: RestartAllContainers, exitCodes: {operator: NotIn, values: [1, 137, 143]}}]'";
     let (text, problems) = check(&pod(&format!("{{restart-rules.reprise.dev: {rules}}}")));
     assert!(
         text.contains("  warning: success (0) of the init container setup"),
         "{text}"
     );
     assert_eq!((text.matches("warning").count(), problems), (1, 0));
+}
+
+#[test]
+fn a_restart_by_what_somebody_elses_kill_ends_with_is_worth_a_warning() {
+    for (values, warned) in [
+        ("[0]", Some("137 or 143")),
+        ("[0, 143]", Some("137")),
+        ("[0, 137, 143]", None),
+    ] {
+        let rules = format!(
+            "'[{{action: RestartAllContainers, exitCodes: {{operator: NotIn, values: {values}}}}}]'"
+        );
+        let (text, problems) = check(&pod(&format!(
+            "{{restart-rules.reprise.dev/container.trainer: {rules}}}"
+        )));
+        let mut warnings = text.lines().filter(|line| line.contains("warning"));
+        let said =
+            warned.map(|codes| format!("  warning: trainer restarts the pod with exit {codes},"));
+        assert_eq!(
+            (warnings.clone().count(), problems),
+            (warned.iter().count(), 0),
+            "{text}"
+        );
+        assert!(
+            said.iter()
+                .all(|said| warnings.any(|it| it.starts_with(said))),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn rules_in_two_places_are_worth_a_warning() {
+    let condition = "exitCodes: {operator: In, values: [3]}";
+    let rules = format!("'[{{action: RestartAllContainers, {condition}}}]'");
+    let text = format!(
+        "{{kind: Pod, metadata: {{name: p, annotations: {{restart-rules.reprise.dev: {rules}}}}}, \
+          spec: {{containers: [{{name: a, restartPolicyRules: [{{action: Restart, {condition}}}]}}]}}}}"
+    );
+    let (text, problems) = check(&text);
+    assert!(
+        text.contains("warning: there are rules in annotations and in the spec"),
+        "{text}"
+    );
+    assert_eq!(problems, 0);
 }
 
 #[test]

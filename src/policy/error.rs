@@ -187,8 +187,8 @@ pub enum Fault {
     /// A field without which the rule means nothing.
     #[error("{0} is missing")]
     Missing(&'static str),
-    /// Both spellings of the condition.
-    #[error("both exitCodes and onExit are given, only one is allowed")]
+    /// More than one spelling of the condition.
+    #[error("of exitCodes, when and onExit only one is allowed")]
     TwoConditions,
     /// KEP-5307 allows 20.
     #[error("the list has {0} rules, at most {MAX_RULES} are allowed")]
@@ -196,12 +196,17 @@ pub enum Fault {
     /// KEP-5307 allows 255.
     #[error("exitCodes.values has {0} entries, at most {MAX_VALUES} are allowed")]
     TooManyValues(usize),
-    /// No process ends with such a code.
-    #[error("exitCodes.values has {0}, allowed are whole numbers from 0 to 255")]
+    /// Not what the API server takes.
+    #[error("exitCodes.values has {0}, allowed are whole numbers of 32 bits")]
     NoExitCode(String),
     /// `In` nothing.
     #[error("exitCodes.values is empty, so that operator In never matches")]
     NeverMatches,
+    /// The kubelet would restart what we restart.
+    #[error(
+        "the pod's spec has restartPolicyRules, which this node's kubelet acts on: rules in annotations are not used beside them"
+    )]
+    KubeletActs,
     /// The key has a name part that says nothing about where it applies.
     #[error("unknown place, allowed are {0}")]
     UnknownPlace(&'static str),

@@ -27,24 +27,20 @@ pub const DOMAIN: &str = "reprise.dev";
 pub const RULES_KEY: &str = "restart-rules.reprise.dev";
 /// The annotation that holds [`Options`].
 pub const OPTIONS_KEY: &str = "restart-options.reprise.dev";
-/// The annotation whose every new value asks for one restart.
-pub const REQUEST_KEY: &str = "restart-request.reprise.dev";
-/// The annotation that says what becomes of a pod that restarts too often on its node.
-pub const FAILURE_POLICY_KEY: &str = "failure-policy.reprise.dev";
-
 /// The restart rules and options of one pod.
 ///
 /// The rules of a container are the first that exist of: the annotation
 /// `restart-rules.reprise.dev/container.<name>`, its entry in a mapping on
 /// `restart-rules.reprise.dev/pod`, the list on `restart-rules.reprise.dev/pod`, the one on
 /// `restart-rules.reprise.dev`, and `restartPolicyRules` of its spec. They are never merged, and an
-/// empty list takes a container out.
+/// empty list takes a container out. Annotations in a pod with rules in its spec that its kubelet acts on are refused: two
+/// would restart it.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Policy {
     written: Arc<Written>,
     spec: BTreeMap<String, Rules>,
-    /// What the kubelet does by itself about `spec`.
-    native: KubeletFeatures,
+    /// What the kubelet does by itself about `spec`; `None`: nobody knows.
+    native: Option<KubeletFeatures>,
 }
 
 /// What the annotations of a pod say. They are read once: it takes a node's time, and they cannot change, being the
@@ -121,14 +117,14 @@ impl Policy {
     pub fn from_annotations<'a>(
         annotations: impl IntoIterator<Item = (&'a str, &'a str)>,
     ) -> Result<Option<Self>, PolicyError> {
-        Self::from_pod(annotations, [], KubeletFeatures::default())
+        Self::from_pod(annotations, [], None)
     }
 
     /// Reads a pod's annotations and takes the rules of its spec, as [`Self::new`].
     pub fn from_pod<'a>(
         annotations: impl IntoIterator<Item = (&'a str, &'a str)>,
         spec: impl IntoIterator<Item = (String, Rules)>,
-        native: KubeletFeatures,
+        native: Option<KubeletFeatures>,
     ) -> Result<Option<Self>, PolicyError> {
         let written = Written::read(&Unread::of(annotations));
         Self::new(Arc::new(written), spec, native)
@@ -136,11 +132,11 @@ impl Policy {
 
     /// Takes what a pod's annotations say and `spec`, the `restartPolicyRules` of its containers by
     /// name, for those to which no annotation applies. What of them the kubelet acts on by itself,
-    /// as `native` says, is left to it. `None`: there is nothing to do at all.
+    /// as `native` says, is left to it; as long as nobody knows, the whole pod is. `None`: there is nothing to do at all.
     pub fn new(
         written: Arc<Written>,
         spec: impl IntoIterator<Item = (String, Rules)>,
-        native: KubeletFeatures,
+        native: Option<KubeletFeatures>,
     ) -> Result<Option<Self>, PolicyError> {
         let policy = Self {
             written,
@@ -148,17 +144,33 @@ impl Policy {
             native,
         };
         let written = &policy.written;
-        if policy.has_no_rules() && written.about_rules.is_empty() {
+        let is_known = native.is_some() || policy.spec.values().all(Rules::is_empty);
+        if !is_known || (policy.has_no_rules() && written.about_rules.is_empty()) {
             return Ok(None);
         }
         let mut problems = written.about_options.clone();
         problems.extend(&written.about_rules);
+        if policy.has_rules_twice() && policy.kubelet_acts() {
+            problems.note(&Place::key(RULES_KEY), Fault::KubeletActs);
+        }
         problems.into_result().map(|()| Some(policy))
     }
 
     fn has_no_rules(&self) -> bool {
         let none_written = self.written.rules().all(Rules::is_empty);
         none_written && !self.spec.values().any(|rules| self.acts_on_spec(rules))
+    }
+
+    /// Whether there are rules in annotations and in the spec.
+    pub(crate) fn has_rules_twice(&self) -> bool {
+        let written = self.written.rules().any(|rules| !rules.is_empty());
+        written && self.spec.values().any(|rules| !rules.is_empty())
+    }
+
+    /// Whether the kubelet acts on any rule of the spec by itself.
+    fn kubelet_acts(&self) -> bool {
+        let mut actions = self.spec.values().flat_map(Rules::actions);
+        actions.any(|action| self.is_native(action))
     }
 
     /// Whether any of these rules of the spec is not the kubelet's business.
@@ -168,8 +180,8 @@ impl Policy {
 
     fn is_native(&self, action: Action) -> bool {
         match action {
-            Action::Restart => self.native.container_rules,
-            Action::RestartAllContainers => self.native.restart_all,
+            Action::Restart => self.native.is_none_or(|it| it.container_rules),
+            Action::RestartAllContainers => self.native.is_none_or(|it| it.restart_all),
             // No kubelet has it: it is of a draft.
             Action::RestartPod => false,
         }
@@ -259,15 +271,12 @@ pub(crate) fn is_unknown_key(key: &str) -> bool {
     let ours = prefix
         .strip_suffix(DOMAIN)
         .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
-    ours && ![RULES_KEY, OPTIONS_KEY, REQUEST_KEY, FAILURE_POLICY_KEY].contains(&prefix)
+    ours && ![RULES_KEY, OPTIONS_KEY].contains(&prefix)
 }
 
 /// Whether `key` is in our domain, known or not.
 pub(crate) fn is_ours(key: &str) -> bool {
-    is_unknown_key(key)
-        || [RULES_KEY, OPTIONS_KEY, REQUEST_KEY, FAILURE_POLICY_KEY]
-            .iter()
-            .any(|k| place(key, k).is_some())
+    is_unknown_key(key) || is_read(key)
 }
 
 /// Where an annotation applies: `place` of `<wanted>/<place>`, or nothing for `<wanted>` alone.

@@ -9,7 +9,8 @@ use super::error::{Fault, Place, Problems, Quoted, short};
 use super::rules::{MAX_RULES, MAX_VALUES, Operator, Rule, Rules};
 use crate::yaml;
 
-const RULE_FIELDS: &[&str] = &["action", "exitCodes", "onExit"];
+/// KEP-5307's manifests say `exitCodes`, its examples also `when` or `onExit` with that in it.
+const RULE_FIELDS: &[&str] = &["action", "exitCodes", "when", "onExit"];
 const CONDITION_FIELDS: &[&str] = &["exitCodes"];
 const EXIT_CODES_FIELDS: &[&str] = &["operator", "values"];
 
@@ -251,25 +252,38 @@ fn rule(value: &Value, faults: &mut Notes<'_>) -> Option<Rule> {
     refuse_others(fields, RULE_FIELDS, faults);
     let action = required("action", fields.get("action"), faults)
         .and_then(|value| noted(word("action", value), faults));
-    let exit_codes = match (fields.get("exitCodes"), fields.get("onExit")) {
-        (Some(_), Some(_)) => {
-            faults.push(Fault::TwoConditions);
-            None
-        }
-        (None, Some(condition)) => {
-            noted(mapping_ref("onExit", condition), faults).and_then(|condition| {
-                refuse_others(condition, CONDITION_FIELDS, faults);
-                required("onExit.exitCodes", condition.get("exitCodes"), faults)
-            })
-        }
-        (exit_codes, None) => required("exitCodes", exit_codes, faults),
-    };
+    let exit_codes = exit_codes(fields, faults);
     let (operator, values) = condition(exit_codes?, faults)?;
     Some(Rule {
         action: action?,
         operator,
         values,
     })
+}
+
+/// In whichever spelling.
+fn exit_codes<'v>(fields: &'v Map<String, Value>, faults: &mut Notes<'_>) -> Option<&'v Value> {
+    let spelled = [
+        ("exitCodes", None),
+        ("when", Some("when.exitCodes")),
+        ("onExit", Some("onExit.exitCodes")),
+    ];
+    let mut given = spelled
+        .into_iter()
+        .filter_map(|(name, within)| Some((name, within, fields.get(name)?)));
+    let Some((name, within, value)) = given.next() else {
+        return required("exitCodes", None, faults);
+    };
+    if given.next().is_some() {
+        faults.push(Fault::TwoConditions);
+        return None;
+    }
+    let Some(within) = within else {
+        return Some(value);
+    };
+    let condition = noted(mapping_ref(name, value), faults)?;
+    refuse_others(condition, CONDITION_FIELDS, faults);
+    required(within, condition.get("exitCodes"), faults)
 }
 
 fn condition(value: &Value, faults: &mut Notes<'_>) -> Option<(Operator, Vec<i32>)> {
@@ -279,7 +293,7 @@ fn condition(value: &Value, faults: &mut Notes<'_>) -> Option<(Operator, Vec<i32
         .and_then(|value| noted(word("exitCodes.operator", value), faults));
     let values = required("exitCodes.values", fields.get("values"), faults)?;
     let Value::Array(values) = values else {
-        let expected = "a list of whole numbers from 0 to 255";
+        let expected = "a list of whole numbers";
         faults.push(Fault::WrongKind {
             what: "exitCodes.values",
             found: kind(values),
@@ -294,10 +308,7 @@ fn condition(value: &Value, faults: &mut Notes<'_>) -> Option<(Operator, Vec<i32
         faults.push(Fault::NeverMatches);
     }
     let codes = values.iter().take(MAX_VALUES).filter_map(|value| {
-        let code = value
-            .as_u64()
-            .and_then(|code| u8::try_from(code).ok())
-            .map(i32::from);
+        let code = value.as_i64().and_then(|code| i32::try_from(code).ok());
         noted(code.ok_or_else(|| Fault::NoExitCode(kind(value))), faults)
     });
     let codes = codes.collect();

@@ -87,7 +87,7 @@ fn rules_of_the_spec_apply_where_no_annotation_does() {
         ["trainer", "other"].map(|name| (name.to_owned(), Rules::from(vec![rule.clone()])))
     };
     let own = list(Action::RestartPod, 3);
-    let unable = KubeletFeatures::default();
+    let unable = Some(KubeletFeatures::default());
     let both = Policy::from_pod([(OWN, own.as_str())], spec(), unable)
         .unwrap()
         .unwrap();
@@ -102,7 +102,7 @@ fn rules_of_the_spec_apply_where_no_annotation_does() {
 }
 
 #[test]
-fn what_the_kubelet_does_by_itself_is_left_to_it_but_annotations_are_not() {
+fn what_the_kubelet_does_by_itself_is_left_to_it() {
     let rules = |action| {
         let rule = Rule {
             action,
@@ -111,19 +111,48 @@ fn what_the_kubelet_does_by_itself_is_left_to_it_but_annotations_are_not() {
         };
         [("trainer".to_owned(), Rules::from(vec![rule]))]
     };
-    let able = KubeletFeatures {
+    let able = Some(KubeletFeatures {
         container_rules: true,
         restart_all: false,
         exited_initialises: false,
-    };
+    });
     assert_eq!(Policy::from_pod([], rules(Action::Restart), able), Ok(None));
     let all = Policy::from_pod([], rules(Action::RestartAllContainers), able);
     let all = all.unwrap().unwrap();
     assert_eq!(all.action("trainer", 3), Some(Action::RestartAllContainers));
     let own = list(Action::Restart, 3);
-    let annotated = Policy::from_pod([(OWN, own.as_str())], rules(Action::Restart), able);
-    let annotated = annotated.unwrap().unwrap();
-    assert_eq!(annotated.action("trainer", 3), Some(Action::Restart));
+    let annotations = [(OWN, own.as_str())];
+    let twice = Policy::from_pod(annotations, rules(Action::Restart), able).unwrap_err();
+    assert_eq!(twice.problems()[0].fault, Fault::KubeletActs);
+    let beside = Policy::from_pod(annotations, rules(Action::RestartPod), able);
+    let beside = beside.unwrap().unwrap();
+    assert_eq!(beside.action("trainer", 3), Some(Action::Restart));
+    // As long as nobody knows what the kubelet does.
+    let alone = Policy::from_pod(annotations, [], None).unwrap().unwrap();
+    assert_eq!(alone.action("trainer", 3), Some(Action::Restart));
+    let rules = || rules(Action::RestartAllContainers);
+    assert_eq!(Policy::from_pod([], rules(), None), Ok(None));
+    assert_eq!(Policy::from_pod(annotations, rules(), None), Ok(None));
+}
+
+#[test]
+fn a_condition_is_read_in_every_spelling_and_with_every_code_that_the_api_takes() {
+    let condition = "exitCodes: {operator: In, values: [-7, 256, 2147483647]}";
+    for spelled in [
+        condition.to_owned(),
+        format!("when: {{{condition}}}"),
+        format!("onExit: {{{condition}}}"),
+    ] {
+        let policy = policy(&[(OWN, &format!("[{{action: Restart, {spelled}}}]"))]);
+        for code in [-7, 256, i32::MAX] {
+            assert_eq!(
+                policy.action("trainer", code),
+                Some(Action::Restart),
+                "{spelled}"
+            );
+        }
+        assert_eq!(policy.action("trainer", 7), None);
+    }
 }
 
 #[test]
@@ -146,6 +175,8 @@ fn keys_of_our_domain_that_mean_nothing_are_known() {
         "restart-rule.reprise.dev",
         "restartrules.reprise.dev/pod",
         "reprise.dev/restart-rules",
+        "restart-request.reprise.dev",
+        "failure-policy.reprise.dev",
     ] {
         assert!(is_unknown_key(key), "{key}");
     }
@@ -153,7 +184,6 @@ fn keys_of_our_domain_that_mean_nothing_are_known() {
         RULES_KEY,
         POD,
         OPTIONS_KEY,
-        REQUEST_KEY,
         "enreprise.dev/x",
         "kubectl.kubernetes.io/x",
     ] {
@@ -230,21 +260,20 @@ fn every_mistake_says_what_is_wrong_and_where() {
         (
             RULES_KEY,
             &format!("[{{action: Restart, exitcodes: 1, {condition}}}]"),
-            "rule 1: unknown field \"exitcodes\", allowed are action, exitCodes, onExit",
+            "rule 1: unknown field \"exitcodes\", allowed are action, exitCodes, when, onExit",
         ),
         (
             RULES_KEY,
             &format!("[{{action: Restart, onExit: {{{condition}}}, {condition}}}]"),
-            "rule 1: both exitCodes and onExit are given, only one is allowed",
+            "rule 1: of exitCodes, when and onExit only one is allowed",
         ),
         (
             RULES_KEY,
-            "[{action: Restart, exitCodes: {operator: in, values: [256, -1, \"7\", 1.5]}}]",
+            "[{action: Restart, exitCodes: {operator: in, values: [2147483648, \"7\", 1.5]}}]",
             "rule 1: exitCodes.operator is \"in\", allowed are In, NotIn; \
-             restart-rules.reprise.dev: rule 1: exitCodes.values has 256, allowed are whole numbers from 0 to 255; \
-             restart-rules.reprise.dev: rule 1: exitCodes.values has -1, allowed are whole numbers from 0 to 255; \
-             restart-rules.reprise.dev: rule 1: exitCodes.values has \"7\", allowed are whole numbers from 0 to 255; \
-             restart-rules.reprise.dev: rule 1: exitCodes.values has 1.5, allowed are whole numbers from 0 to 255",
+             restart-rules.reprise.dev: rule 1: exitCodes.values has 2147483648, allowed are whole numbers of 32 bits; \
+             restart-rules.reprise.dev: rule 1: exitCodes.values has \"7\", allowed are whole numbers of 32 bits; \
+             restart-rules.reprise.dev: rule 1: exitCodes.values has 1.5, allowed are whole numbers of 32 bits",
         ),
         (
             RULES_KEY,

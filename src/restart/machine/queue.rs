@@ -41,7 +41,8 @@ impl Machine {
     pub fn is_exposed(&self) -> bool {
         let waits = matches!(self.queue, Queue::Waiting(_) | Queue::Called(_));
         let held = self.progress.iter().any(|it| it.held_since.is_some());
-        self.is_queued() && waits && held && !self.queue_stands()
+        let lacks = (0..self.progress.len()).any(|index| self.lacks_in_queue(index) > 0);
+        self.is_queued() && waits && held && lacks
     }
 
     /// Whether it has, or still wants, a turn among the pods of this node.

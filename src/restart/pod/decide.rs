@@ -25,12 +25,11 @@ impl Pod {
         let rules = containers
             .filter(|container| !container.rules.is_empty())
             .map(|container| (container.name.to_string(), Rules::from(&*container.rules)));
-        let native = self.native.unwrap_or_default();
         let names = self
             .spec
             .as_ref()
             .map(|spec| spec.container_names().collect::<Vec<_>>());
-        let policy = Policy::new(written, rules, native).and_then(|policy| {
+        let policy = Policy::new(written, rules, self.native).and_then(|policy| {
             if let Some((policy, names)) = policy.as_ref().zip(names) {
                 policy.check_names(&names)?;
             }

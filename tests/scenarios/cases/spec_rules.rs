@@ -16,6 +16,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         rules_in_the_spec_restart_all_containers,
         rules_in_the_spec_restart_one_container,
         annotations_go_before_rules_in_the_spec,
+        annotations_are_not_used_beside_rules_that_the_kubelet_acts_on,
     ]
 }
 
@@ -91,4 +92,20 @@ async fn annotations_go_before_rules_in_the_spec(stage: Stage) -> Result<()> {
     let shape = with_rules(shape, &json!([rule("Restart", "In", &[42])]));
     let pod = running(&stage, shape.restarts_all("trainer", 42)).await?;
     pod.restarts_all("trainer", 42).await
+}
+
+async fn annotations_are_not_used_beside_rules_that_the_kubelet_acts_on(
+    stage: Stage,
+) -> Result<()> {
+    if !stage.node.has_container_rules() {
+        bail!(Skipped("this kubelet acts on no rules in the spec"));
+    }
+    let shape = Shape::never().regular("logger").regular("trainer");
+    let shape = with_rules(shape, &json!([rule("Restart", "In", &[42])]));
+    let pod = running(&stage, shape.restarts_all("trainer", 42)).await?;
+    pod.restarts_alone("trainer", 42).await?;
+    was_done_by(&stage, &pod, true)?;
+    let events = pod.events("InvalidRestartRules").await?;
+    ensure!(!events.is_empty(), "nobody was told why");
+    Ok(())
 }
