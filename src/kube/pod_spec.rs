@@ -55,6 +55,8 @@ pub struct ContainerSpec {
     pub name: ContainerName,
     /// What it is.
     pub kind: ContainerKind,
+    /// The image that its next attempt is to have; `None` in a template that leaves it out.
+    pub image: Option<String>,
     /// Its own restart policy, which goes before the pod's (KEP-5307).
     pub restart_policy: Option<RestartPolicy>,
     /// Its `restartPolicyRules` (KEP-5307), in order.
@@ -182,6 +184,7 @@ impl From<&Container> for ContainerSpec {
         Self {
             name: container.name.as_str().into(),
             kind: ContainerKind::Regular,
+            image: container.image.clone(),
             restart_policy: restart_policy(container.restart_policy.as_deref()),
             rules: container.restart_policy_rules.clone().unwrap_or_default(),
             duties: StartDuty::of(container),

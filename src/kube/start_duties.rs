@@ -38,10 +38,7 @@ impl StartDuty {
             ),
             (Self::StartupProbe, container.startup_probe.is_some()),
             (Self::LivenessProbe, container.liveness_probe.is_some()),
-            (
-                Self::ImagePull,
-                container.image_pull_policy.as_deref() == Some("Always"),
-            ),
+            (Self::ImagePull, is_pulled_always(container)),
             (
                 Self::Environment,
                 has_sources || env.into_iter().any(may_change),
@@ -66,6 +63,29 @@ impl fmt::Display for StartDuty {
             Self::Environment => "variables from objects that may have changed",
             Self::SubPath => "a mount with a subPath",
         })
+    }
+}
+
+/// Manifests of static pods may leave the policy out (`SetDefaults_Container`, `pkg/apis/core/v1/defaults.go`): a tag is
+/// looked for in the name, and one with a digest has none of its own (`ParseImageName`, `pkg/util/parsers`).
+fn is_pulled_always(container: &Container) -> bool {
+    if let Some(policy) = container
+        .image_pull_policy
+        .as_deref()
+        .filter(|it| !it.is_empty())
+    {
+        return policy == "Always";
+    }
+    let Some(image) = container.image.as_deref() else {
+        return false;
+    };
+    let (name, digest) = image
+        .split_once('@')
+        .map_or((image, None), |(name, digest)| (name, Some(digest)));
+    let last = name.rsplit('/').next().unwrap_or(name);
+    match last.split_once(':') {
+        Some((_, tag)) => tag == "latest",
+        None => digest.is_none(),
     }
 }
 
@@ -115,6 +135,23 @@ mod tests {
     }
 
     #[test]
+    fn an_image_without_a_policy_is_pulled_if_it_is_the_latest() {
+        let digest = format!("@sha256:{}", "0".repeat(64));
+        for (image, pulled) in [
+            ("i".to_owned(), true),
+            ("localhost:5000/i".to_owned(), true),
+            ("i:latest".to_owned(), true),
+            (format!("i:latest{digest}"), true),
+            (format!("i{digest}"), false),
+            (format!("i:1{digest}"), false),
+            ("localhost:5000/i:1".to_owned(), false),
+        ] {
+            let container = json!({"name": "a", "image": image});
+            assert_eq!(!duties(container).is_empty(), pulled, "{image}");
+        }
+    }
+
+    #[test]
     fn each_is_seen() {
         use StartDuty::{Environment, ImagePull, LivenessProbe, PostStart, StartupProbe, SubPath};
         let variable = |source: Value| json!({"env": [{"name": "A", "valueFrom": source}]});
@@ -157,7 +194,7 @@ mod tests {
                 SubPath,
             ),
         ] {
-            let mut container = json!({"name": "a"});
+            let mut container = json!({"name": "a", "image": "i:1"});
             container
                 .as_object_mut()
                 .unwrap()

@@ -63,6 +63,10 @@ pub enum ReplayBlocker {
     Lost(String, Vec<String>),
     /// This container's resources have changed since it was made.
     Resized(ContainerName),
+    /// The pod's spec has another image for this container by now.
+    ImageChanged(ContainerName),
+    /// Somebody has written to the pod's `/etc/hosts`, which the kubelet writes anew before it makes a container.
+    HostsTouched,
     /// The init containers took that long last time.
     SlowInits(Duration),
     /// The runtime did not answer.
@@ -96,6 +100,8 @@ impl fmt::Display for ReplayBlocker {
                 write!(f, "not all that {what} was made from is known: {lost}")
             }
             Self::Resized(name) => write!(f, "{name} was resized"),
+            Self::ImageChanged(name) => write!(f, "{name} has another image by now"),
+            Self::HostsTouched => write!(f, "a container has written to /etc/hosts"),
             Self::SlowInits(took) => {
                 write!(
                     f,
@@ -145,6 +151,24 @@ pub fn blocker(start: Start, spec: Option<&PodSpec>, members: &[&Member]) -> Opt
         }
         Some(_) => duty(member),
     })
+}
+
+/// Whether the image that the container was made from is the one that its spec has: it may be changed in place. Nothing is
+/// different of what nobody tells.
+pub fn has_image(
+    name: &ContainerName,
+    config: &ContainerConfig,
+    spec: Option<&PodSpec>,
+) -> Result<(), ReplayBlocker> {
+    let mut containers = spec.into_iter().flat_map(|spec| &spec.containers);
+    let wanted = containers.find(|it| it.name == *name);
+    let wanted = wanted.and_then(|it| it.image.as_ref());
+    let made = config.image.as_ref().map(|it| &it.user_specified_image);
+    let made = made.filter(|made| !made.is_empty());
+    match made.zip(wanted) {
+        Some((made, wanted)) if made != wanted => Err(ReplayBlocker::ImageChanged(name.clone())),
+        _ => Ok(()),
+    }
 }
 
 /// Whether the init containers are likely to be done before the hold ends. `now`: nanoseconds since the Unix epoch.
@@ -336,6 +360,26 @@ mod tests {
             labels: config.labels.clone(),
             annotations: config.annotations.clone(),
         }
+    }
+
+    #[test]
+    fn a_container_whose_image_has_changed_since_is_the_kubelets() {
+        let spec = |image: Value| {
+            let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"},
+                "spec": {"containers": [{"name": "app", "image": image}]}});
+            PodSpec::from_pod(&serde_json::from_value(pod).unwrap(), "n").unwrap()
+        };
+        let mut made = sample();
+        let image = made.image.as_mut().unwrap();
+        image.user_specified_image = "i:1".to_owned();
+        let app = "app".into();
+        let changed = Err(ReplayBlocker::ImageChanged("app".into()));
+        assert_eq!(has_image(&app, &made, Some(&spec(json!("i:1")))), Ok(()));
+        assert_eq!(has_image(&app, &made, Some(&spec(json!("i:2")))), changed);
+        assert_eq!(has_image(&app, &made, Some(&spec(json!(null)))), Ok(()));
+        assert_eq!(has_image(&app, &made, None), Ok(()));
+        made.image.as_mut().unwrap().user_specified_image.clear();
+        assert_eq!(has_image(&app, &made, Some(&spec(json!("i:2")))), Ok(()));
     }
 
     #[test]

@@ -41,6 +41,8 @@ pub(crate) struct Node {
     pub(crate) image: String,
     pub(crate) runtime: Runtime,
     dir: PathBuf,
+    /// containerd's own client.
+    ctr: PathBuf,
     client: Client,
     /// Of the kubelet's version: 37 of 1.37.2.
     kubelet_minor: u32,
@@ -79,6 +81,7 @@ impl Node {
             static_pod_path: get("STATIC_POD_PATH")?.into(),
             image: get("BUSYBOX_IMAGE")?,
             dir,
+            ctr: get("CTR")?.into(),
             plugin_kubeconfig: get("PLUGIN_KUBECONFIG")?.into(),
             client,
         })
@@ -158,6 +161,34 @@ impl Node {
             .join("kubelet/pods")
             .join(pod_uid)
             .join("volumes/kubernetes.io~empty-dir/ev")
+    }
+
+    /// The `/etc/hosts` of a pod.
+    pub(crate) fn hosts_file(&self, pod_uid: &str) -> PathBuf {
+        self.dir
+            .join("kubelet/pods")
+            .join(pod_uid)
+            .join("etc-hosts")
+    }
+
+    /// The pods' image under another name.
+    pub(crate) async fn name_image(&self, name: &str) -> Result<()> {
+        let socket = self.cri_endpoint.trim_start_matches("unix://");
+        let mut command = Command::new(&self.ctr);
+        command.args([
+            "--address",
+            socket,
+            "--namespace",
+            "k8s.io",
+            "images",
+            "tag",
+            "--force",
+        ]);
+        command.args([&self.image, name]);
+        let output = spawn_blocking(move || command.output()).await??;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{}: {said}", output.status);
+        Ok(())
     }
 
     /// Where the kubelet looks for plugins. The other way, to register with it, is in a place that all kubelets of a

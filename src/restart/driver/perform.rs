@@ -115,7 +115,9 @@ impl Driver {
             Effect::AskForTurn => self.ask_for_turn(),
             Effect::Announce(restarting) => self.announce(&order, restarting),
             Effect::Kill(id) => self.begin_kill(&mut self.lock(), &id, plan.grace()),
-            Effect::Recover => drop(tokio::spawn(Arc::clone(self).recover(order.record))),
+            Effect::Recover => drop(tokio::spawn(
+                Arc::clone(self).recover(order.record, order.spec),
+            )),
             Effect::Replay(names) => {
                 tokio::spawn(Arc::clone(self).replay(order.record, names));
             }

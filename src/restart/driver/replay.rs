@@ -13,15 +13,18 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep};
 
 use super::Driver;
+use super::hosts::Hosts;
 use crate::cri::{CriError, PodSandboxConfig};
 use crate::ids::{ContainerId, ContainerName};
-use crate::kube::ContainerKind;
+use crate::kube::{ContainerKind, PodSpec};
 use crate::node::now_ns;
 use crate::restart::machine::Event;
 use crate::restart::plan::{Plan, RestartId};
 use crate::restart::pod::Task;
 use crate::restart::record::Record;
-use crate::restart::replay::{Attempt, ReplayBlocker, Room, complete, inits_are_quick, log_link};
+use crate::restart::replay::{
+    Attempt, ReplayBlocker, Room, complete, has_image, inits_are_quick, log_link,
+};
 use crate::restart::times::{RESERVED_INTERVAL, RETRY_INTERVAL};
 use crate::restart::turns::Turn;
 
@@ -31,6 +34,7 @@ pub(super) struct Replay {
     pub(super) restart: RestartId,
     sandbox: PodSandboxConfig,
     attempts: BTreeMap<ContainerName, Attempt>,
+    hosts: Option<Hosts>,
 }
 
 /// Why an attempt was not started.
@@ -59,9 +63,9 @@ impl ReplayError {
 
 impl Driver {
     /// Learns what the old containers were made from.
-    pub(super) async fn recover(self: Arc<Self>, record: Arc<Record>) {
+    pub(super) async fn recover(self: Arc<Self>, record: Arc<Record>, spec: Option<Arc<PodSpec>>) {
         let plan = &record.plan;
-        let replay = self.replay_of(plan).await;
+        let replay = self.replay_of(plan, spec.as_deref()).await;
         self.with(|state, now| {
             if !state.pod.wants(Task::Recover(&plan.id)) {
                 return;
@@ -72,7 +76,11 @@ impl Driver {
         });
     }
 
-    async fn replay_of(&self, plan: &Plan) -> Result<Replay, ReplayBlocker> {
+    async fn replay_of(
+        &self,
+        plan: &Plan,
+        spec: Option<&PodSpec>,
+    ) -> Result<Replay, ReplayBlocker> {
         let cri = &self.tools.cri;
         let failed = |error: CriError| ReplayBlocker::Failed(error.to_string());
         let olds = plan.members.iter().filter_map(|it| it.old.as_ref());
@@ -82,6 +90,7 @@ impl Driver {
             let (status, config) = cri.container_config(&old.id).await.map_err(failed)?;
             let config = complete(status.name.as_str(), config)?;
             room.take(&config)?;
+            has_image(&status.name, &config, spec)?;
             Ok((status, config))
         }));
         let sandbox = cri.sandbox_config(&self.pod.sandbox);
@@ -92,12 +101,14 @@ impl Driver {
         };
         let statuses = containers.iter().map(|(status, _)| status);
         inits_are_quick(statuses.filter(|it| is_init(&it.name)), now_ns())?;
+        let hosts = Hosts::of(&containers).await?;
         let attempts = containers.into_iter().map(|(status, config)| {
             let attempt = Attempt::after(&status, config, &plan.id, random())?;
             Ok((status.name, attempt))
         });
         Ok(Replay {
             restart: plan.id.clone(),
+            hosts,
             attempts: attempts.collect::<Result<_, ReplayBlocker>>()?,
             sandbox: complete("the sandbox", sandbox.await.map_err(failed)?)?,
         })
@@ -121,6 +132,9 @@ impl Driver {
             .iter()
             .map(|(_, attempt)| self.make(&plan.id, attempt, &replay.sandbox));
         let turn = self.turn(plan).await;
+        if let Some(hosts) = replay.hosts.clone() {
+            hosts.restore().await;
+        }
         let began = Instant::now();
         let made = join_all(making).await;
         let took = began.elapsed();

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::ids::{ContainerId, ContainerName, PodUid};
+use crate::kube::PodSpec;
 use crate::policy::{Action, PolicyError};
 use crate::report::Unprotected;
 use crate::restart::back_off::Past;
@@ -50,6 +51,8 @@ pub(in crate::restart) struct Order {
     pub(in crate::restart) api_uid: PodUid,
     /// When the container was made whose exit is the trigger: nanoseconds since the Unix epoch.
     pub(in crate::restart) trigger_made_at: i64,
+    /// What the pod's containers are to be, if the API server has told.
+    pub(in crate::restart) spec: Option<Arc<PodSpec>>,
 }
 
 /// A restart that is over.

@@ -307,6 +307,7 @@ impl Pod {
                         trigger_made_at: trigger.map_or(0, |it| it.created_at),
                         record: Arc::clone(&record),
                         api_uid: self.api_uid().clone(),
+                        spec: self.spec.clone(),
                     };
                     self.commands.push(Command::Do(order));
                 }

@@ -1,5 +1,6 @@
 //! The plugin starts the containers itself, and nobody can tell.
 
+use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,6 +37,21 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
             &[Never, Always],
             "that_was_resized_is_the_kubelets",
             resized,
+        ),
+        under(
+            &[Never, Always],
+            "whose_init_container_has_another_image_by_now_is_the_kubelets",
+            other_image,
+        ),
+        under(
+            &[Never, Always],
+            "has_its_hosts_as_after_a_start_by_the_kubelet",
+            writes_to_hosts,
+        ),
+        under(
+            &[Never, Always],
+            "that_has_written_to_its_hosts_is_the_kubelets",
+            has_written_to_hosts,
         ),
         under(
             &all,
@@ -131,6 +147,56 @@ async fn resized(stage: Stage, shape: Shape) -> Result<()> {
     pod.restart_ended("no replay: trainer was resized")
 }
 
+/// It does not run, so that the kubelet does nothing about that before it is to start it.
+async fn other_image(stage: Stage, shape: Shape) -> Result<()> {
+    let shape = shape.init("fetch").regular("trainer").regular("logger");
+    let pod = stage
+        .running(replayed(shape.restarts_all("trainer", 42)))
+        .await?;
+    let other = "localhost/reprise/other:1";
+    stage.node.name_image(other).await?;
+    let container = json!({"name": "fetch", "image": other});
+    let patch = Patch::Strategic(json!({"spec": {"initContainers": [container]}}));
+    let pods = stage.node.pods();
+    pods.patch(&pod.name, &PatchParams::default(), &patch)
+        .await?;
+    pod.restarts_all("trainer", 42).await?;
+    pod.restart_ended("no replay: fetch has another image by now")
+}
+
+async fn writes_to_hosts(stage: Stage, shape: Shape) -> Result<()> {
+    let shape = shape
+        .init("fetch")
+        .at_first("echo 10.0.0.9 peer >>/etc/hosts");
+    let shape = shape.regular("trainer").regular("logger");
+    let pod = stage
+        .running(replayed(shape.restarts_all("trainer", 42)))
+        .await?;
+    let file = stage.node.hosts_file(&pod.uid);
+    let hosts = fs::read_to_string(&file)?;
+    ensure!(!hosts.contains("peer"), "the kubelet left it: {hosts}");
+    pod.restarts_all("trainer", 42).await?;
+    pod.restart_ended("all containers run again, by replay")?;
+    let now = fs::read_to_string(&file)?;
+    ensure!(now == hosts, "{now}");
+    Ok(())
+}
+
+async fn has_written_to_hosts(stage: Stage, shape: Shape) -> Result<()> {
+    let shape = shape.regular("logger").regular("trainer");
+    let shape = shape
+        .at_first("grep -q peer /etc/hosts && say \"note peer\"; echo 10.0.0.9 peer >>/etc/hosts");
+    let pod = stage
+        .running(replayed(shape.restarts_all("trainer", 42)))
+        .await?;
+    let before = Before::of(&pod).await?;
+    pod.restarts_all("trainer", 42).await?;
+    pod.restart_ended("no replay: a container has written to /etc/hosts")?;
+    let notes = pod.notes_since(&before)?;
+    ensure!(notes.is_empty(), "lines pile up: {notes:?}");
+    Ok(())
+}
+
 async fn is_replayed(stage: Stage, shape: Shape, code: i32) -> Result<()> {
     let pod = stage
         .running(replayed(shape.restarts_all("trainer", code)))
@@ -162,7 +228,7 @@ async fn until_told_of(pod: &LivePod, reason: &str, what: &str) -> Result<()> {
 fn has_log_link(stage: &Stage, pod: &LivePod, name: &str, id: &str) -> Result<()> {
     let namespace = stage.node.pods().namespace().unwrap_or_default().to_owned();
     let link = format!("{}_{namespace}_{name}-{id}.log", pod.name);
-    let log = std::fs::read_to_string(Path::new(LOG_LINKS).join(&link))
+    let log = fs::read_to_string(Path::new(LOG_LINKS).join(&link))
         .with_context(|| format!("no log of {name} at {link}"))?;
     ensure!(log.contains(&format!("{name} begins")), "{link}: {log}");
     Ok(())
