@@ -4,13 +4,13 @@
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::OFlags;
 use tokio::task::spawn_blocking;
 
 use crate::cri::{ContainerConfig, ContainerStatus};
-use crate::node::Maker;
+use crate::node::{Maker, now_ns};
 use crate::restart::replay::ReplayBlocker;
 
 /// Where it is in a container.
@@ -19,6 +19,29 @@ const INSIDE: &str = "/etc/hosts";
 const ON_NODE: &str = "etc-hosts";
 /// Of a larger one, what the kubelet has written is not kept.
 const LONGEST: u64 = 64 * 1024;
+
+/// What is known of one pod's.
+#[derive(Debug, Default)]
+pub(super) struct Known(Mutex<Seen>);
+
+#[derive(Debug, Default, Clone)]
+struct Seen {
+    /// When the kubelet asked for a container last, admitted or not: nanoseconds since the Unix epoch.
+    asked_at: Option<i64>,
+    /// How it was when nobody else had written to it.
+    text: Option<Arc<[u8]>>,
+}
+
+impl Known {
+    /// The kubelet asks for a container: it has just written the file.
+    pub(super) fn is_written(&self) {
+        self.seen().asked_at = Some(now_ns());
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// As the kubelet has written it.
 #[derive(Debug, Clone)]
@@ -29,9 +52,10 @@ pub(super) struct Hosts {
 
 impl Hosts {
     /// That of a pod with these containers, before they are made anew; `None`: it has none, or it cannot be read. Fails if
-    /// somebody has written to it since the kubelet did: nobody knows what that has written.
+    /// somebody has written to it since the kubelet did, and nobody knows what that had written.
     pub(super) async fn of(
         containers: &[(ContainerStatus, ContainerConfig)],
+        known: &Known,
     ) -> Result<Option<Self>, ReplayBlocker> {
         let mut mounts = containers.iter().flat_map(|(_, config)| &config.mounts);
         let path = mounts.find_map(|mount| {
@@ -42,10 +66,15 @@ impl Hosts {
             return Ok(None);
         };
         let statuses = containers.iter().map(|(status, _)| status);
-        let written_by = written_by(statuses);
-        let read = spawn_blocking(move || Self::read(path, written_by)).await;
+        let seen = known.seen().clone();
+        let written_by = written_by(statuses, seen.asked_at);
+        let read = spawn_blocking(move || Self::read(path, written_by, seen.text.as_deref())).await;
         match read.map_err(io::Error::other).flatten() {
-            Ok(hosts) => hosts.map(Some),
+            Ok(hosts) => {
+                let hosts = hosts?;
+                known.seen().text = Some(Arc::clone(&hosts.text));
+                Ok(Some(hosts))
+            }
             Err(error) => {
                 tracing::debug!(%error, "a pod's /etc/hosts cannot be read");
                 Ok(None)
@@ -53,13 +82,18 @@ impl Hosts {
         }
     }
 
-    fn read(path: PathBuf, written_by: i64) -> io::Result<Result<Self, ReplayBlocker>> {
+    fn read(
+        path: PathBuf,
+        written_by: i64,
+        known: Option<&[u8]>,
+    ) -> io::Result<Result<Self, ReplayBlocker>> {
         let mut text = Vec::new();
         let file = open(&path, OFlags::RDONLY)?;
         let meta = file.metadata()?;
         file.take(LONGEST).read_to_end(&mut text)?;
         let is_whole = meta.len() < LONGEST;
-        let untouched = is_whole && nanoseconds(&meta)? <= written_by;
+        let is_known = known == Some(&*text) || nanoseconds(&meta)? <= written_by;
+        let untouched = is_whole && is_known;
         let text = text.into();
         Ok(untouched
             .then_some(Self { path, text })
@@ -91,8 +125,11 @@ impl Hosts {
 
 /// When the kubelet wrote it for the last time, or what is made next would have found it written to: nanoseconds since the
 /// Unix epoch.
-fn written_by<'a>(statuses: impl Iterator<Item = &'a ContainerStatus>) -> i64 {
-    let (mut kubelet, mut replay) = (None, None);
+fn written_by<'a>(
+    statuses: impl Iterator<Item = &'a ContainerStatus>,
+    asked_at: Option<i64>,
+) -> i64 {
+    let (mut kubelet, mut replay) = (asked_at, None);
     for status in statuses {
         let made = status.created_at;
         if Maker::of(&status.annotations) == Maker::Kubelet {
@@ -126,7 +163,7 @@ mod tests {
         let path = dir.path().join(ON_NODE);
         fs::write(&path, "clean\n").unwrap();
         let written = nanoseconds(&fs::metadata(&path).unwrap()).unwrap();
-        let hosts = Hosts::read(path.clone(), written).unwrap().unwrap();
+        let hosts = Hosts::read(path.clone(), written, None).unwrap().unwrap();
         hosts.write().unwrap();
         assert_eq!(nanoseconds(&fs::metadata(&path).unwrap()).unwrap(), written);
         for touched in ["clean\nmore\n", "clean", "", "other\n"] {
@@ -142,11 +179,18 @@ mod tests {
         let path = dir.path().join(ON_NODE);
         fs::write(&path, "clean\n").unwrap();
         let written = nanoseconds(&fs::metadata(&path).unwrap()).unwrap();
-        let touched = |by| Hosts::read(path.clone(), by).unwrap().err();
-        assert_eq!(touched(written), None);
-        assert_eq!(touched(written - 1), Some(ReplayBlocker::HostsTouched));
+        let touched = |by, known: Option<&str>| {
+            let hosts = Hosts::read(path.clone(), by, known.map(str::as_bytes));
+            hosts.unwrap().err()
+        };
+        let is_touched = Some(ReplayBlocker::HostsTouched);
+        assert_eq!(touched(written, None), None);
+        assert_eq!(touched(written - 1, None), is_touched);
+        // A kubelet that was refused has written it once more.
+        assert_eq!(touched(written - 1, Some("clean\n")), None);
+        assert_eq!(touched(written - 1, Some("other\n")), is_touched);
         fs::write(&path, vec![b'x'; 70_000]).unwrap();
-        assert_eq!(touched(i64::MAX), Some(ReplayBlocker::HostsTouched));
+        assert_eq!(touched(i64::MAX, None), is_touched);
     }
 
     #[test]
@@ -154,6 +198,6 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(ON_NODE);
         std::os::unix::fs::symlink("/etc/passwd", &path).unwrap();
-        assert!(Hosts::read(path, i64::MAX).is_err());
+        assert!(Hosts::read(path, i64::MAX, None).is_err());
     }
 }

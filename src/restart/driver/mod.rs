@@ -127,6 +127,7 @@ pub struct Driver {
     pod: PodIdentity,
     placeholders: Placeholders,
     bounds: Bounds,
+    hosts: hosts::Known,
     state: Mutex<State>,
     /// Its annotations have been read.
     read: watch::Sender<bool>,
@@ -175,6 +176,7 @@ impl Driver {
         let driver = Arc::new(Self {
             placeholders: Placeholders::new(pod.sandbox.clone()),
             bounds: Bounds::new(),
+            hosts: hosts::Known::default(),
             state: Mutex::new(State {
                 pod: Pod::new(pod.clone(), Arc::clone(&tools.shared), known),
                 waiting: HashMap::new(),
@@ -336,6 +338,7 @@ impl Driver {
 
     /// Whether the kubelet may create a container of that name now; the refusal is written for people.
     pub fn admit_create(self: &Arc<Self>, name: &ContainerName) -> Result<(), String> {
+        self.hosts.is_written();
         self.tell(|pod, now| pod.admit_create(name, now))
     }
 

@@ -101,7 +101,7 @@ impl Driver {
         };
         let statuses = containers.iter().map(|(status, _)| status);
         inits_are_quick(statuses.filter(|it| is_init(&it.name)), now_ns())?;
-        let hosts = Hosts::of(&containers).await?;
+        let hosts = Hosts::of(&containers, &self.hosts).await?;
         let attempts = containers.into_iter().map(|(status, config)| {
             let attempt = Attempt::after(&status, config, &plan.id, random())?;
             Ok((status.name, attempt))
