@@ -100,7 +100,9 @@ pub(super) const CLEAR_LIMIT: Duration = Duration::from_mins(1);
 /// Init containers may be slow. After this the gate no longer keeps any order.
 pub(super) const UP_LIMIT: Duration = Duration::from_mins(10);
 /// After that long, what the kubelet started while no plugin was there stays: it may have run for hours.
-pub(super) const AGAIN_LIMIT: Duration = Duration::from_mins(1);
+pub(super) const AGAIN_LIMIT: Duration = Duration::from_secs(10);
+/// The same where others still run that were to end: half of a pod helps nobody.
+pub(super) const HALVED_LIMIT: Duration = Duration::from_mins(1);
 
 /// An exit that no hook has announced by then may not be held: the container was made before the plugin, or its hook did
 /// not run. On a busy node the hook may come even later.

@@ -13,7 +13,8 @@ use crate::ids::ContainerId;
 use crate::node::Maker;
 use crate::restart::plan::{Plan, Starter, Way};
 use crate::restart::times::{
-    AGAIN_LIMIT, CLEAR_LIMIT, DOWN_LIMIT, LAST_MOMENT, RECORD_LIMIT, RELIST_INTERVAL, UP_LIMIT,
+    AGAIN_LIMIT, CLEAR_LIMIT, DOWN_LIMIT, HALVED_LIMIT, LAST_MOMENT, RECORD_LIMIT, RELIST_INTERVAL,
+    UP_LIMIT,
 };
 
 impl Machine {
@@ -129,7 +130,12 @@ impl Machine {
             return (machine, effects);
         }
         if machine.intruded() {
-            effects.extend(machine.again(elapsed < AGAIN_LIMIT, now));
+            let limit = if machine.all_down() {
+                AGAIN_LIMIT
+            } else {
+                HALVED_LIMIT
+            };
+            effects.extend(machine.again(elapsed < limit, now));
             return (machine, effects);
         }
         match machine.phase {

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use super::Machine;
 use super::progress::{NewState, OldState, Progress};
 use super::terms::{Effect, Outcome, Phase};
-use crate::exit_hold;
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::restart::plan::{Member, Starter, Way};
 use crate::restart::times::{
-    BURST_LIMIT, FALLBACK_TIME, IN_FLIGHT_LIMIT, REST_OF_HOLD, UP_LIMIT, time_of_recording,
+    AGAIN_LIMIT, BURST_LIMIT, FALLBACK_TIME, IN_FLIGHT_LIMIT, REST_OF_HOLD, UP_LIMIT,
+    time_of_recording,
 };
 
 /// How long it may take.
@@ -86,7 +86,7 @@ impl Machine {
         self.replay.asked = members.map(|it| it.name.clone()).collect();
         // One that has ended may be one whose start was cancelled with that process.
         let there = |it: &Progress| it.made.is_some() || matches!(it.new, NewState::Running(_));
-        if elapsed >= exit_hold::LIMIT || self.is_seen() {
+        if elapsed >= AGAIN_LIMIT || self.is_seen() {
             self.plan.starter = Starter::Kubelet(why.into());
             return self.leave_rest(now);
         } else if !self.progress.iter().all(there) {
