@@ -79,13 +79,14 @@ fn is_pulled_always(container: &Container) -> bool {
     let Some(image) = container.image.as_deref() else {
         return false;
     };
-    let (name, digest) = image
-        .split_once('@')
-        .map_or((image, None), |(name, digest)| (name, Some(digest)));
+    let (name, has_digest) = match image.split_once('@') {
+        Some((name, _)) => (name, true),
+        None => (image, false),
+    };
     let last = name.rsplit('/').next().unwrap_or(name);
     match last.split_once(':') {
         Some((_, tag)) => tag == "latest",
-        None => digest.is_none(),
+        None => !has_digest,
     }
 }
 

@@ -95,6 +95,10 @@ impl Written {
         }
     }
 
+    fn has_rules(&self) -> bool {
+        self.rules().any(|rules| !rules.is_empty())
+    }
+
     fn rules(&self) -> impl Iterator<Item = &Rules> {
         let named = self.own.values().chain(self.mapped.values());
         named.chain(&self.pod).chain(&self.plain)
@@ -144,7 +148,7 @@ impl Policy {
             native,
         };
         let written = &policy.written;
-        let is_known = native.is_some() || policy.spec.values().all(Rules::is_empty);
+        let is_known = native.is_some() || !policy.has_spec_rules();
         if !is_known || (policy.has_no_rules() && written.about_rules.is_empty()) {
             return Ok(None);
         }
@@ -157,14 +161,16 @@ impl Policy {
     }
 
     fn has_no_rules(&self) -> bool {
-        let none_written = self.written.rules().all(Rules::is_empty);
-        none_written && !self.spec.values().any(|rules| self.acts_on_spec(rules))
+        !self.written.has_rules() && !self.spec.values().any(|rules| self.acts_on_spec(rules))
     }
 
     /// Whether there are rules in annotations and in the spec.
     pub(crate) fn has_rules_twice(&self) -> bool {
-        let written = self.written.rules().any(|rules| !rules.is_empty());
-        written && self.spec.values().any(|rules| !rules.is_empty())
+        self.written.has_rules() && self.has_spec_rules()
+    }
+
+    fn has_spec_rules(&self) -> bool {
+        self.spec.values().any(|rules| !rules.is_empty())
     }
 
     /// Whether the kubelet acts on any rule of the spec by itself.

@@ -157,18 +157,18 @@ impl Node {
 
     /// The emptyDir `ev` of a pod, as the host sees it.
     pub(crate) fn evidence_dir(&self, pod_uid: &str) -> PathBuf {
-        self.dir
-            .join("kubelet/pods")
-            .join(pod_uid)
+        self.pod_dir(pod_uid)
             .join("volumes/kubernetes.io~empty-dir/ev")
     }
 
     /// The `/etc/hosts` of a pod.
     pub(crate) fn hosts_file(&self, pod_uid: &str) -> PathBuf {
-        self.dir
-            .join("kubelet/pods")
-            .join(pod_uid)
-            .join("etc-hosts")
+        self.pod_dir(pod_uid).join("etc-hosts")
+    }
+
+    /// What the kubelet keeps of a pod.
+    fn pod_dir(&self, pod_uid: &str) -> PathBuf {
+        self.dir.join("kubelet/pods").join(pod_uid)
     }
 
     /// The pods' image under another name.
@@ -185,10 +185,7 @@ impl Node {
             "--force",
         ]);
         command.args([&self.image, name]);
-        let output = spawn_blocking(move || command.output()).await??;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "{}: {said}", output.status);
-        Ok(())
+        succeeds(command).await
     }
 
     /// Where the kubelet looks for plugins. The other way, to register with it, is in a place that all kubelets of a
@@ -342,19 +339,20 @@ impl Node {
     /// `hack/node.sh ACTION NAME COMPONENT`, for scenarios in which a part of the node ends.
     pub(crate) async fn script(&self, action: &str, component: &str) -> Result<()> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("hack/node.sh");
-        let mut command = Command::new(&script);
+        let mut command = Command::new(script);
         command.args([action, &self.name, component]);
-        let output = spawn_blocking(move || command.output())
-            .await?
-            .with_context(|| format!("cannot run {}", script.display()))?;
-        ensure!(
-            output.status.success(),
-            "{} {action} {component}: {}",
-            script.display(),
-            String::from_utf8_lossy(&output.stderr)
-        );
-        Ok(())
+        succeeds(command).await
     }
+}
+
+async fn succeeds(mut command: Command) -> Result<()> {
+    let what = format!("{command:?}");
+    let output = spawn_blocking(move || command.output())
+        .await?
+        .with_context(|| format!("cannot run {what}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{what}: {}: {said}", output.status);
+    Ok(())
 }
 
 async fn status(client: &Client, node: &str) -> Result<NodeStatus> {

@@ -120,10 +120,16 @@ impl Before {
 impl LivePod {
     /// Lets `trigger` exit with `code` and checks that the whole pod starts afresh in place.
     pub(crate) async fn restarts_all(&self, trigger: &str, code: i32) -> Result<()> {
+        let before = self.restarted(trigger, code).await?;
+        self.exit_is_kept(&before, trigger, code).await
+    }
+
+    /// The same but for what is kept of the exit. Returns how the pod was before.
+    pub(crate) async fn restarted(&self, trigger: &str, code: i32) -> Result<Before> {
         let before = Before::of(self).await?;
         self.exit(trigger, code).await?;
         self.has_restarted(&before).await?;
-        self.exit_is_kept(&before, trigger, code).await
+        Ok(before)
     }
 
     pub(crate) async fn has_restarted(&self, before: &Before) -> Result<()> {

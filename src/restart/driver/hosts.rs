@@ -156,13 +156,20 @@ fn nanoseconds(meta: &fs::Metadata) -> io::Result<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tempfile::TempDir;
 
-    #[test]
-    fn what_containers_write_is_taken_away_again() {
+    /// As the kubelet has just written it, where, and when.
+    fn clean() -> (TempDir, PathBuf, i64) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(ON_NODE);
         fs::write(&path, "clean\n").unwrap();
         let written = nanoseconds(&fs::metadata(&path).unwrap()).unwrap();
+        (dir, path, written)
+    }
+
+    #[test]
+    fn what_containers_write_is_taken_away_again() {
+        let (_dir, path, written) = clean();
         let hosts = Hosts::read(path.clone(), written, None).unwrap().unwrap();
         hosts.write().unwrap();
         assert_eq!(nanoseconds(&fs::metadata(&path).unwrap()).unwrap(), written);
@@ -175,10 +182,7 @@ mod tests {
 
     #[test]
     fn one_that_was_written_to_or_is_large_is_the_kubelets() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join(ON_NODE);
-        fs::write(&path, "clean\n").unwrap();
-        let written = nanoseconds(&fs::metadata(&path).unwrap()).unwrap();
+        let (_dir, path, written) = clean();
         let touched = |by, known: Option<&str>| {
             let hosts = Hosts::read(path.clone(), by, known.map(str::as_bytes));
             hosts.unwrap().err()

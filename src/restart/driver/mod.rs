@@ -71,7 +71,7 @@ pub struct Readers(Semaphore);
 impl Readers {
     /// What is no longer takes less than a millisecond.
     const USUAL: usize = 2 * 1024;
-    /// The nice value of the thread that reads what is longer: whoever answers the runtime takes its core at once.
+    /// The nice value of the thread that reads what is longer: whoever answers the runtime goes before it.
     const NICE: i32 = 10;
 
     /// `None` if that cannot be done.

@@ -5,6 +5,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::OptionFuture;
 use k8s_openapi::jiff::Timestamp;
 use tokio::join;
 use tokio::sync::mpsc;
@@ -167,32 +168,21 @@ impl Driver {
         let driver = Arc::clone(self);
         let made = Timestamp::from_nanosecond(order.trigger_made_at.into()).unwrap_or_default();
         tokio::spawn(async move {
-            let told = async {
-                if let Some(told) = told {
-                    // Too late or given up: the restart is worth more than the news of it.
-                    let _ = timeout(ANNOUNCE_LIMIT, told).await;
-                }
-            };
-            let mut ends = pin!(async {
-                match endings {
-                    Some(endings) => {
-                        endings
-                            .has_begun(&driver.pod.key, &driver.pod.uid, made)
-                            .await
-                    }
-                    None => false,
-                }
-            });
-            let ((), in_time) = join!(told, timeout(ENDING_LIMIT, &mut ends));
-            if in_time != Ok(true) {
+            // Too late or given up: the restart is worth more than the news of it.
+            let told = timeout(ANNOUNCE_LIMIT, OptionFuture::from(told));
+            let pod = &driver.pod;
+            let ends = endings.as_ref();
+            let ends = ends.map(|it| it.has_begun(&pod.key, &pod.uid, made));
+            let mut ends = pin!(OptionFuture::from(ends));
+            let (_, in_time) = join!(told, timeout(ENDING_LIMIT, &mut ends));
+            if in_time != Ok(Some(true)) {
                 driver.feed(Event::Announced);
             }
-            let ends = if let Ok(ends) = in_time {
-                ends
-            } else {
-                ends.await
+            let ends = match in_time {
+                Ok(ends) => ends,
+                Err(_) => ends.await,
             };
-            if ends {
+            if ends == Some(true) {
                 driver.tell(Pod::is_ending);
             }
         });

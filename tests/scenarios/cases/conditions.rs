@@ -72,9 +72,7 @@ async fn says_so_until_all_is_dead(stage: Stage, shape: Shape) -> Result<()> {
         .regular("logger")
         .restarts_all("trainer", 42);
     let pod = stage.running(shape).await?;
-    let before = Before::of(&pod).await?;
-    pod.exit("trainer", 42).await?;
-    pod.has_restarted(&before).await?;
+    let before = pod.restarted("trainer", 42).await?;
     let (began, _) = true_then_false(&pod.told_since(&before, kind))?;
     let first = begun(&pod.evidence_since(&before)?).next();
     let first = first.context("nothing has begun again")?;
@@ -103,9 +101,7 @@ async fn says_so_until_all_runs(stage: Stage, shape: Shape) -> Result<()> {
         .regular("logger")
         .rules("trainer", &json!([rule("RestartPod", "In", &[42])]));
     let pod = stage.running(shape).await?;
-    let before = Before::of(&pod).await?;
-    pod.exit("trainer", 42).await?;
-    pod.has_restarted(&before).await?;
+    let before = pod.restarted("trainer", 42).await?;
     let (began, ended) = true_then_false(&pod.told_since(&before, "PodRestarting"))?;
     let evidence = pod.evidence_since(&before)?;
     let first = begun(&evidence).next().context("nothing has begun again")?;

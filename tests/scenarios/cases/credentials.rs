@@ -6,7 +6,6 @@ use std::os::unix::fs::PermissionsExt;
 use anyhow::{Result, ensure};
 
 use super::conditions::{all_containers, true_then_false};
-use crate::restarted::Before;
 use crate::scenario::{Scenario, scenarios};
 use crate::shape::Shape;
 use crate::stage::Stage;
@@ -30,9 +29,7 @@ async fn kubelets_own_credentials_serve_the_plugin(stage: Stage) -> Result<()> {
         .regular("logger")
         .restarts_all("trainer", 42);
     let pod = stage.running(shape).await?;
-    let before = Before::of(&pod).await?;
-    pod.exit("trainer", 42).await?;
-    pod.has_restarted(&before).await?;
+    let before = pod.restarted("trainer", 42).await?;
     true_then_false(&pod.told_since(&before, all_containers(&stage).await?))?;
     wait::until("an event that the pod restarted", PATIENCE, async || {
         let events = pod.events("RestartedAllContainers").await?;

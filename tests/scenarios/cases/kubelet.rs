@@ -4,7 +4,6 @@
 use anyhow::{Result, bail, ensure};
 
 use crate::node::NATIVE;
-use crate::restarted::Before;
 use crate::scenario::{Scenario, Skipped, scenarios};
 use crate::shape::Shape;
 use crate::stage::Stage;
@@ -75,9 +74,7 @@ async fn kubelet_alone_restarts_all_where_it_can(stage: Stage) -> Result<()> {
     for (container, hooks) in pod.hooks().await? {
         ensure!(hooks.is_empty(), "{container} has hooks {hooks:?}");
     }
-    let before = Before::of(&pod).await?;
-    pod.exit("trainer", 42).await?;
-    pod.has_restarted(&before).await?;
+    pod.restarted("trainer", 42).await?;
     let lines = stage.plugin.log_lines(&pod.name)?;
     ensure!(lines.is_empty(), "the plugin speaks of it: {lines:?}");
     Ok(())

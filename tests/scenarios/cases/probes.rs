@@ -93,9 +93,7 @@ async fn with_probes_restarts_once(stage: Stage, shape: Shape) -> Result<()> {
     for container in ["trainer", "logger"] {
         until_alive(&pod, &Before::of(&pod).await?, container).await?;
     }
-    let before = Before::of(&pod).await?;
-    pod.exit("trainer", 42).await?;
-    pod.has_restarted(&before).await?;
+    let before = pod.restarted("trainer", 42).await?;
     for container in ["trainer", "logger"] {
         until_alive(&pod, &Before::of(&pod).await?, container).await?;
     }
@@ -111,9 +109,7 @@ async fn starts_after_the_startup_probe(stage: Stage, shape: Shape) -> Result<()
         .regular("trainer")
         .restarts_all("trainer", 42);
     let pod = stage.running(shape).await?;
-    let before = Before::of(&pod).await?;
-    pod.exit("trainer", 42).await?;
-    pod.has_restarted(&before).await?;
+    let before = pod.restarted("trainer", 42).await?;
     let after = pod.evidence_since(&before)?;
     let up = noted(&after, "proxy", "up").context("the sidecar never said that it is up")?;
     let began = after
@@ -134,9 +130,7 @@ async fn is_not_ready_before_its_probe_says_so(stage: Stage, shape: Shape) -> Re
         .regular("logger")
         .restarts_all("trainer", 42);
     let pod = stage.running(shape).await?;
-    let before = Before::of(&pod).await?;
-    pod.exit("trainer", 42).await?;
-    pod.has_restarted(&before).await?;
+    let before = pod.restarted("trainer", 42).await?;
     let seen = pod.seen_since(&before);
     let seen = std::iter::once(&before.snapshot).chain(&seen);
     let mut ready: Vec<bool> = seen.map(|seen| seen.ready).collect();
@@ -160,9 +154,7 @@ async fn runs_hooks_again(stage: Stage, shape: Shape) -> Result<()> {
         .field("lifecycle", hook("trainer"))
         .restarts_all("trainer", 42);
     let pod = stage.running(shape).await?;
-    let before = Before::of(&pod).await?;
-    pod.exit("trainer", 42).await?;
-    pod.has_restarted(&before).await?;
+    let before = pod.restarted("trainer", 42).await?;
     let after = pod.evidence_since(&before)?;
     for container in ["proxy", "trainer"] {
         let deed = Deed::Noted("started".to_owned());

@@ -7,7 +7,6 @@ use serde_json::json;
 
 use super::under;
 use crate::evidence::{Deed, Entry};
-use crate::restarted::Before;
 use crate::scenario::{Scenario, scenarios};
 use crate::shape::RestartPolicy::{Always, Never};
 use crate::shape::{Shape, rule};
@@ -52,9 +51,7 @@ fn graceful(shape: Shape, action: &str) -> Shape {
 /// What was written from the trigger's exit to the end of the restart.
 async fn restarted(stage: &Stage, shape: Shape) -> Result<Vec<Entry>> {
     let pod = stage.running(shape).await?;
-    let before = Before::of(&pod).await?;
-    pod.exit("trainer", 42).await?;
-    pod.has_restarted(&before).await?;
+    let before = pod.restarted("trainer", 42).await?;
     pod.evidence_since(&before)
 }
 

@@ -9,7 +9,6 @@ use kube::api::{DeleteParams, ObjectMeta, PostParams};
 use serde_json::json;
 
 use super::under;
-use crate::restarted::Before;
 use crate::scenario::Scenario;
 use crate::shape::RestartPolicy::{Always, Never};
 use crate::shape::Shape;
@@ -60,9 +59,7 @@ async fn are_kept(stage: &Stage, shape: Shape, config: &str) -> Result<()> {
         .regular("logger")
         .restarts_all("trainer", 42);
     let pod = stage.running(shape).await?;
-    let before = Before::of(&pod).await?;
-    pod.exit("trainer", 42).await?;
-    pod.has_restarted(&before).await?;
+    let before = pod.restarted("trainer", 42).await?;
     let notes = pod.notes_since(&before)?;
     ensure!(
         notes == ["config:hello", "host:2", "scratch:2"],
