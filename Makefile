@@ -31,11 +31,11 @@ node-down: ## End it and remove every trace: NAME=reprise
 # tests/scenarios/ needs real nodes and brings them up itself.
 
 .PHONY: test
-test: ## Everything, on the oldest and the newest kubelet
-	@hack/test.sh
+test: ## Everything, on the oldest or the newest kubelet: SEED=N
+	@hack/test.sh $(if $(SEED),--seed $(SEED))
 
 .PHONY: test-all
-test-all: ## The same on all kubelets and containerds
+test-all: ## Everything on all kubelets and containerds
 	@hack/test.sh --all
 	@$(MAKE) --no-print-directory soak MINUTES=10
 

@@ -7,8 +7,8 @@ HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly HERE
 # shellcheck source=/dev/null
 source "$HERE/lib.sh"
-# The oldest and the newest. The old kubelet is under as new an API server as supports it: only there a pod's spec may
-# have rules that its kubelet does not know.
+# The oldest and the newest, to which the scenarios are dealt out. The old kubelet is under as new an API server as
+# supports it: only there a pod's spec may have rules that its kubelet does not know.
 readonly DEFAULT_NODES=(1.36.3/2.3.7/1.33.13 1.37.2/2.4.2)
 # containerd 1.7 goes with the oldest kubelet, as it does in the field.
 readonly MORE_NODES=(1.36.3/2.3.7 1.35.4/2.4.2 1.34.4/2.3.7 1.33.13/1.7.35)
@@ -19,25 +19,28 @@ readonly FUZZ_SECONDS=60 FUZZ_SEED=5532
 usage() {
     cat <<END
 usage: hack/test.sh [OPTION]... [KUBERNETES[/CONTAINERD[/KUBELET]]]...
-  --all          on all versions: ${DEFAULT_NODES[*]}
+  --all          all scenarios on all versions: ${DEFAULT_NODES[*]}
                  ${MORE_NODES[*]}
+  --seed N       by which the scenarios are dealt out where no versions are given (default: drawn)
   --only-scenarios   no unit and integration tests
   --parts N      nodes of each version, which share the scenarios out among them (default 2)
   --at-once N    nodes side by side (default 4)
   --results DIR  keep the runner's output there, a file a node, for hack/conformance.sh
   -- ARG...      for the scenarios, see cargo test --test scenarios -- --help
-Without versions: ${DEFAULT_NODES[*]}
+With versions all scenarios on each. Without: each scenario on one of ${DEFAULT_NODES[*]},
+and on both what tells them apart.
 END
 }
 
 say() { printf '%s %s\n' "$(date +%T)" "$*"; }
 
 parse_options() {
-    NODES=() RUNNER=() PARTS=2 AT_ONCE=4 UNIT=yes RESULTS=''
+    NODES=() RUNNER=() PARTS=2 AT_ONCE=4 UNIT=yes RESULTS='' DEALT='' SEED=''
     while (($#)); do
         case $1 in
         --all) NODES=("${DEFAULT_NODES[@]}" "${MORE_NODES[@]}") ;;
         --only-scenarios) UNIT=no ;;
+        --seed) SEED=${2:?--seed needs a number} && shift ;;
         --results) RESULTS=$(realpath "${2:?--results needs a directory}") && shift ;;
         --parts) PARTS=${2:?--parts needs a number} && shift ;;
         --at-once) AT_ONCE=${2:?--at-once needs a number} && shift ;;
@@ -52,7 +55,10 @@ parse_options() {
         esac
         shift
     done
-    ((${#NODES[@]})) || NODES=("${DEFAULT_NODES[@]}")
+    if ((!${#NODES[@]})); then
+        NODES=("${DEFAULT_NODES[@]}") DEALT=yes
+        : "${SEED:=$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}"
+    fi
 }
 
 # What node.sh calls a node's versions.
@@ -107,6 +113,7 @@ test_node() { # INDEX PART
     output=$WORK/$index.$part
     mkdir -p "$WORK/$index.shares"
     ((part % 2 == 1)) || order=(--alone-first)
+    [[ -z $DEALT ]] || order+=(--kind "$((index + 1))/${#NODES[@]}" --seed "$SEED")
     read -ra options < <(version_options "$versions")
     "$HERE/node.sh" up "$name" "${options[@]}" >"$output.env" || code=$?
     if ((code == 0)); then
@@ -168,6 +175,7 @@ main() {
         "$HERE/node.sh" build "${options[@]}"
     done
 
+    [[ -z $DEALT ]] || say "each scenario on one of ${NODES[*]}, dealt out by seed $SEED"
     # Each job in a process group of its own, to be ended with all that it runs.
     set -m
     local index part

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::sync::{Notify, RwLock, mpsc, oneshot, watch};
 use tokio::time::{sleep, timeout};
 use tokio_stream::StreamExt;
 
@@ -76,8 +76,8 @@ pub enum RunError {
 
 /// Runs the plugin until `shutdown`, or until the runtime that launched it goes away.
 ///
-/// On `shutdown` the hooks' connections end with the process: they wait for a successor as after a crash,
-/// and restarts under way stay on disk for it.
+/// On `shutdown` what is being started is waited for. The hooks' connections end with the process: they wait for a
+/// successor as after a crash, and restarts under way stay on disk for it.
 pub async fn run(
     config: Config,
     launched: Option<Launched>,
@@ -97,6 +97,12 @@ pub async fn run(
             config
         };
         work(&config, was_launched, &plugin, taken_over).await
+    };
+    let ended = Arc::clone(&plugin);
+    let shutdown = async move {
+        shutdown.await;
+        // The runtime goes on asking this plugin meanwhile.
+        ended.end_starts().await;
     };
     let serve = async {
         let mut shutdown = std::pin::pin!(shutdown);
@@ -152,6 +158,7 @@ async fn work(
         endings: client.clone().map(Endings::new),
         static_pods: StaticPods::new(&config.static_pod_path, node),
         readers: Readers::default(),
+        starts: RwLock::default(),
         clock: Clock::default(),
         shared: Arc::new(Shared {
             gate: plugin.gate(),

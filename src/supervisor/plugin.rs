@@ -80,6 +80,13 @@ impl Reprise {
         Arc::clone(&self.gate)
     }
 
+    /// Waits until what is being started has been; nothing is started from then on.
+    pub async fn end_starts(&self) {
+        if let Some(registry) = self.registry() {
+            registry.end_starts().await;
+        }
+    }
+
     fn registry(&self) -> Option<&Registry> {
         self.parts.get().map(|parts| &*parts.registry)
     }

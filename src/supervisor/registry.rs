@@ -1,6 +1,8 @@
 //! The pods with restart rules on this node, each with its driver, and the way from news to the right one.
 
 use std::collections::{HashMap, HashSet};
+use std::mem;
+use std::pin::pin;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -22,6 +24,10 @@ use crate::text;
 
 /// How long the API server may take to tell of the node's pods, where something depends on it.
 const API_LIMIT: Duration = Duration::from_secs(2);
+/// How long a plugin that was asked to end says nothing of what it waits for.
+const SAY_AFTER: Duration = Duration::from_secs(1);
+/// How long it waits after that.
+const STARTS_LIMIT: Duration = Duration::from_secs(10);
 /// Between two looks whether containers are still being stopped.
 const STOPS_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -165,6 +171,22 @@ impl Registry {
         self.read(|entries| entries.by_sandbox.values().any(|driver| driver.holds()))
     }
 
+    /// Waits until what is being started has been. Nothing is started from then on: this process is about to end.
+    pub async fn end_starts(&self) {
+        let mut starts = pin!(self.tools.starts.write());
+        let mut over = timeout(SAY_AFTER, &mut starts).await;
+        if over.is_err() {
+            tracing::info!("ending as soon as the containers that are being started have been");
+            over = timeout(STARTS_LIMIT, starts).await;
+        }
+        match over {
+            Ok(all) => mem::forget(all),
+            Err(_) => tracing::warn!(
+                "ending although containers are being started: some may fail to start"
+            ),
+        }
+    }
+
     /// Waits, for as long as it takes and no longer, while containers are being stopped as far as anybody can tell.
     pub async fn until_stops_are_over(&self) {
         // As a rule it has told by now, and one that is away will not.
@@ -177,7 +199,7 @@ impl Registry {
             if waits.is_empty() {
                 break;
             }
-            if !std::mem::replace(&mut said, true) {
+            if !mem::replace(&mut said, true) {
                 let pods: Vec<_> = waits.iter().map(|stop| stop.pod.to_string()).collect();
                 let pods = text::listed(&pods);
                 let longest = waits.iter().map(|stop| stop.grace.as_secs()).max();
@@ -364,7 +386,7 @@ impl Registry {
             }
             self.tools.records.forget(sandbox.clone()).await;
         }
-        if !self.write(|entries| std::mem::replace(&mut entries.taken_over, true)) {
+        if !self.write(|entries| mem::replace(&mut entries.taken_over, true)) {
             self.end_conditions();
         }
         Ok(())

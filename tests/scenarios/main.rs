@@ -62,7 +62,7 @@ async fn main() -> ExitCode {
 
 async fn run(options: &Options) -> Result<Tally> {
     let mut scenarios = cases::all();
-    scenarios.retain(|scenario| options.wants(&scenario.name));
+    scenarios.retain(|scenario| options.wants(scenario));
     if options.list {
         for scenario in &scenarios {
             println!("{} ({:?})", scenario.name, scenario.company);

@@ -2,6 +2,8 @@
 
 use clap::Parser;
 
+use crate::scenario::{Deal, Scenario};
+
 /// Scenarios on a real node. The node comes from `hack/node.sh up`; its env file is named by
 /// `REPRISE_NODE_ENV`. Without one, every scenario is skipped.
 #[derive(Parser, Debug)]
@@ -25,6 +27,10 @@ pub(crate) struct Options {
     #[arg(long, value_name = "DIR")]
     pub(crate) share_out: Option<std::path::PathBuf>,
 
+    /// Only what falls to nodes of the K-th of N kinds, by --seed, and what tells kinds of nodes apart
+    #[arg(long, value_name = "K/N", value_parser = kind, requires = "seed")]
+    kind: Option<(u64, u64)>,
+
     /// Those that cannot share the node before the others
     #[arg(long)]
     pub(crate) alone_first: bool,
@@ -41,8 +47,9 @@ pub(crate) struct Options {
     #[arg(long, value_name = "MINUTES")]
     pub(crate) soak: Option<u64>,
 
-    /// What the first bout of a soak is drawn from, each other one from the number after it; by default the time
-    #[arg(long, value_name = "N", requires = "soak")]
+    /// What the first bout of a soak is drawn from, each other one from the number after it, by default the time; or what
+    /// scenarios are dealt out by
+    #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
 
     /// Print the names and end
@@ -63,8 +70,27 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    pub(crate) fn wants(&self, name: &str) -> bool {
+    pub(crate) fn wants(&self, scenario: &Scenario) -> bool {
         let mut filters = self.filter.iter().chain(&self.also_filter).peekable();
-        filters.peek().is_none() || filters.any(|filter| name.contains(filter.as_str()))
+        let named = filters.peek().is_none()
+            || filters.any(|filter| scenario.name.contains(filter.as_str()));
+        named && self.deal().is_none_or(|deal| scenario.falls_to(deal))
     }
+
+    fn deal(&self) -> Option<Deal> {
+        let (number, of) = self.kind?;
+        Some(Deal {
+            index: number - 1,
+            of,
+            seed: self.seed?,
+        })
+    }
+}
+
+fn kind(text: &str) -> Result<(u64, u64), String> {
+    let parts = text.split_once('/');
+    let parsed = parts.and_then(|(k, n)| Some((k.parse().ok()?, n.parse().ok()?)));
+    parsed
+        .filter(|(k, n)| (1..=*n).contains(k))
+        .ok_or_else(|| "K/N, K from 1 to N".to_owned())
 }

@@ -291,6 +291,12 @@ async fn play(scenario: &Scenario, stage: &Stage) -> Outcome {
             Err(anyhow!("not done within {} s", LIMIT.as_secs()))
         }
     };
+    let played = match played {
+        Err(error) if error.is::<Skipped>() && !scenario.may_be_skipped() => {
+            Err(anyhow!("skipped ({error}), though it tells no nodes apart"))
+        }
+        played => played,
+    };
     let result = both(played, stage.no_container_ran_twice_at_once());
     let report = match &result {
         Ok(()) => String::new(),

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -33,10 +34,20 @@ impl fmt::Display for Skipped {
 
 impl std::error::Error for Skipped {}
 
+/// One of `of` kinds of nodes, from 0.
+#[derive(Clone, Copy)]
+pub(crate) struct Deal {
+    pub(crate) index: u64,
+    pub(crate) of: u64,
+    pub(crate) seed: u64,
+}
+
 #[derive(Clone)]
 pub(crate) struct Scenario {
     pub(crate) name: String,
     pub(crate) company: Company,
+    /// It says something else, or nothing, on another kubelet or runtime.
+    tells_nodes_apart: bool,
     play: Arc<dyn Fn(Stage) -> Running + Send + Sync>,
 }
 
@@ -49,8 +60,28 @@ impl Scenario {
         Self {
             name: name.into(),
             company,
+            tells_nodes_apart: false,
             play: Arc::new(move |stage| Box::pin(play(stage))),
         }
+    }
+
+    /// To be played on nodes of every kind. No other scenario may be skipped.
+    pub(crate) fn telling_nodes_apart(self) -> Self {
+        Self {
+            tells_nodes_apart: true,
+            ..self
+        }
+    }
+
+    pub(crate) fn may_be_skipped(&self) -> bool {
+        self.tells_nodes_apart
+    }
+
+    /// Whether it falls to the nodes of that kind when scenarios are dealt out among them.
+    pub(crate) fn falls_to(&self, kind: Deal) -> bool {
+        let mut hasher = DefaultHasher::new();
+        (kind.seed, &self.name).hash(&mut hasher);
+        self.tells_nodes_apart || hasher.finish() % kind.of == kind.index
     }
 
     pub(crate) fn play(&self, stage: Stage) -> Running {

@@ -20,7 +20,7 @@ use std::thread;
 use std::time::Instant;
 
 use rustix::process::setpriority_process;
-use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot, watch};
+use tokio::sync::{RwLock, Semaphore, SemaphorePermit, mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, spawn_blocking};
 
 use super::back_off::Past;
@@ -61,6 +61,9 @@ pub struct Tools {
     pub clock: Clock,
     /// Whose turn it is to have its annotations read.
     pub readers: Readers,
+    /// Shared by the calls that start a container: one that ends with this process leaves a container that never ran,
+    /// which to the kubelet has failed. Whoever has it alone may end.
+    pub starts: RwLock<()>,
 }
 
 /// Of long annotations, those of one pod are read at a time: however many there are, and whatever is in them, they take one

@@ -241,6 +241,7 @@ impl Driver {
 
     async fn start(&self, id: &ContainerId) -> Result<(), ReplayError> {
         let _turn = self.bounds.to_make().await;
+        let _start = self.tools.starts.read().await;
         if !self.wants(Task::Start(id)) {
             return Err(ReplayError::Unwanted);
         }

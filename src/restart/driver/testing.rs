@@ -4,6 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::RwLock;
+
 use super::{Readers, Tools};
 use crate::clock::{Clock, Times};
 use crate::cri;
@@ -25,6 +27,7 @@ pub(crate) fn tools(cri: cri::Client, dir: &Path) -> Tools {
         endings: None,
         static_pods: StaticPods::new(&dir.join("manifests"), "node"),
         readers: Readers::default(),
+        starts: RwLock::default(),
         clock: Clock::of(Times {
             up: 3_600_000,
             unix: 1_700_000_000_000,

@@ -14,6 +14,7 @@ use reprise::restart::pod::{Gate, Shared};
 use reprise::restart::record::Records;
 use reprise::restart::turns::Turns;
 use tokio::runtime::{Builder, Runtime};
+use tokio::sync::RwLock;
 
 use super::dir;
 
@@ -45,6 +46,7 @@ pub(super) fn tools() -> Tools {
         static_pods: StaticPods::new(dir(), "node"),
         clock: Clock::default(),
         readers: Readers::default(),
+        starts: RwLock::default(),
         shared: Arc::new(Shared {
             gate: Arc::new(gate),
             start: Start::Auto,

@@ -145,7 +145,7 @@ async fn is_replayed_when_named(stage: Stage, shape: Shape) -> Result<()> {
         again.has_waited(&pod, gap)?;
         let named = named(&pod).await?.context("no time was named")?;
         let named = Duration::try_from(named.duration_since(Timestamp::UNIX_EPOCH))?;
-        let began = last_begun(&pod)?;
+        let began = first_begun(&pod, &again.before)?;
         println!(
             "note: began {:?} after the second named",
             began.saturating_sub(named)

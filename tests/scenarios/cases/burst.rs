@@ -23,14 +23,18 @@ const HALF: usize = MANY / 2;
 const TENTH: u64 = 20;
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
-    scenarios![Undisturbed:
+    let mut scenarios = scenarios![Undisturbed:
         thirty_never_pods_restart_at_once,
         thirty_never_pods_with_an_init_container_restart_at_once,
         thirty_on_failure_pods_restart_at_once,
         thirty_always_pods_restart_at_once,
         thirty_never_pods_are_replayed_at_once,
+    ];
+    let apart = scenarios![Undisturbed:
         fifteen_never_pods_are_replayed_at_once_on_a_runtime_that_is_ten_times_slower,
-    ]
+    ];
+    scenarios.extend(apart.into_iter().map(Scenario::telling_nodes_apart));
+    scenarios
 }
 
 async fn thirty_never_pods_restart_at_once(stage: Stage) -> Result<()> {

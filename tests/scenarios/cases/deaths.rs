@@ -2,9 +2,13 @@
 //! back: the pod runs at the end, and nothing is left behind.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use reprise::nri::api::{Container, PodSandbox};
+use reprise::nri::{EventMask, Plugin, Stub};
+use tokio::sync::{Notify, oneshot};
 use tokio::time::sleep;
 
 use super::HOOKS_GIVE_UP;
@@ -13,12 +17,14 @@ use crate::plugin::Phase;
 use crate::pod::LivePod;
 use crate::relay::Relay;
 use crate::restarted::Before;
-use crate::scenario::{Company, Scenario};
+use crate::scenario::{Company, Scenario, scenarios};
 use crate::stage::Stage;
 use crate::under_way::UnderWay;
 
 /// A phase may be over before it is seen, or between the look and the blow.
 const TRIES: usize = 4;
+/// Less than a runtime gives a plugin.
+const SLOW_START: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy)]
 enum Blow {
@@ -75,7 +81,50 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
             survives(stage, kind, phase, blow)
         })
     };
-    table.into_iter().map(scenario).collect()
+    let mut scenarios: Vec<Scenario> = table.into_iter().map(scenario).collect();
+    scenarios.extend(scenarios![Alone:
+        never_pod_survives_a_plugin_that_is_told_to_end_while_the_runtime_starts_its_containers,
+    ]);
+    scenarios
+}
+
+/// A plugin on NRI that takes its time over every start.
+struct SlowStarts {
+    begun: Notify,
+}
+
+impl Plugin for SlowStarts {
+    fn events(&self) -> EventMask {
+        EventMask::START_CONTAINER
+    }
+
+    async fn start_container(&self, _pod: PodSandbox, _container: Container) {
+        self.begun.notify_one();
+        sleep(SLOW_START).await;
+    }
+}
+
+/// The runtime cancels a start whose caller goes away, and the container has then failed.
+async fn never_pod_survives_a_plugin_that_is_told_to_end_while_the_runtime_starts_its_containers(
+    stage: Stage,
+) -> Result<()> {
+    let pod = stage.running((NEVER.shape)().started_by("Replay")).await?;
+    let slow = Arc::new(SlowStarts {
+        begun: Notify::new(),
+    });
+    let stub = Stub::<SlowStarts>::builder(Arc::clone(&slow)).name("slow-starts");
+    let stub = stub.socket(stage.node.nri_socket.clone()).build()?;
+    let (end, ended) = oneshot::channel::<()>();
+    let slows = tokio::spawn(stub.run(async { drop(ended.await) }));
+    let restart = UnderWay::of(pod).await?;
+    slow.begun.notified().await;
+    stage.plugin.stop().await?;
+    drop(end);
+    slows.await??;
+    stage.plugin.start().await?;
+    stage.plugin.until_ready(1).await?;
+    restart.until_over().await?;
+    restart.pod.has_restarted(&restart.before).await
 }
 
 /// A runtime that was killed shows the exits that were held as soon as it is back. If the kubelet looks before they are

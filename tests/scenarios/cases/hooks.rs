@@ -18,11 +18,13 @@ use crate::wait::{self, PATIENCE};
 const REFUSE_HOOKS: &str = "enable = true\nreject_oci_hook_adjustment = true\n";
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
-    scenarios![Alone:
+    let mut scenarios = scenarios![Alone: exit_is_seen_soon_when_the_hook_is_gone];
+    let apart = scenarios![Alone:
         pods_run_and_restart_where_the_runtime_refuses_hooks,
         pod_that_requires_the_plugin_waits_for_it,
-        exit_is_seen_soon_when_the_hook_is_gone,
-    ]
+    ];
+    scenarios.extend(apart.into_iter().map(Scenario::telling_nodes_apart));
+    scenarios
 }
 
 fn three(shape: Shape) -> Shape {

@@ -19,16 +19,18 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         pod_with_one_process_namespace_gets_time_to_stop,
     ];
     let policies = [Never, Always];
-    scenarios.extend(under(
+    let restarts = under(
         &policies,
         "with_users_of_its_own_restarts",
         |stage, shape| has_users_of_its_own(stage, shape, "Kubelet"),
-    ));
-    scenarios.extend(under(
+    );
+    let is_replayed = under(
         &policies,
         "with_users_of_its_own_is_replayed",
         |stage, shape| has_users_of_its_own(stage, shape, "Auto"),
-    ));
+    );
+    let apart = restarts.into_iter().chain(is_replayed);
+    scenarios.extend(apart.map(Scenario::telling_nodes_apart));
     scenarios
 }
 

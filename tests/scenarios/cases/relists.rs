@@ -17,10 +17,12 @@ use crate::stage::Stage;
 const SLOW_LIST: Duration = Duration::from_secs(1);
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
-    scenarios![Alone:
+    let scenarios = scenarios![Alone:
         pods_restart_under_a_kubelet_that_relists_on_events,
         pods_restart_under_a_kubelet_that_relists_seldom,
-    ]
+    ];
+    let apart = scenarios.into_iter().map(Scenario::telling_nodes_apart);
+    apart.collect()
 }
 
 async fn pods_restart_under_a_kubelet_that_relists_on_events(stage: Stage) -> Result<()> {

@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, ensure};
 use futures::future::try_join_all;
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use super::three_kinds::{ALL, ALWAYS_WITH_INITS, NEVER, NEVER_WITH_INITS, PodKind};
@@ -158,26 +159,28 @@ async fn are_not_shielded(stage: Stage, fault: Fault) -> Result<()> {
     Ok(())
 }
 
-/// Measures from the exit to the moment when the runtime shows it, which is when the kubelet can see it.
+/// From the exit to the begin of the last look at the runtime that did not show it yet: the kubelet sees no more.
 async fn is_let_go(restart: &UnderWay) -> Result<()> {
     let (pod, before) = (&restart.pod, &restart.before);
     let id = before.snapshot.containers["trainer"].id.as_str();
     let id = id.trim_start_matches("containerd://");
+    let last = watch::Sender::new(Duration::ZERO);
     wait::until("the exit can be seen", PATIENCE, async || {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
         let containers = pod.containers().await?;
         let mut holding = containers.iter().filter(|it| it.id == id);
         Ok(if holding.any(|it| it.state() == State::Running) {
+            last.send_replace(now);
             Err(format!("\n{}", describe(&containers)))
         } else {
             Ok(())
         })
     })
     .await?;
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
     let evidence = pod.evidence()?;
     let mut exits = evidence.iter().filter(|it| it.deed == Deed::Exited(42));
     let exit = exits.next().context("the trainer did not exit")?;
-    let held = now.saturating_sub(exit.at);
+    let held = last.borrow().saturating_sub(exit.at);
     ensure!(held < HOLD_LIMIT, "the exit was held for {held:?}");
     Ok(())
 }

@@ -12,12 +12,14 @@ use crate::shape::{Shape, restart_all_on, rule};
 use crate::stage::Stage;
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
-    scenarios![Shared:
+    let scenarios = scenarios![Shared:
         rules_in_the_spec_restart_all_containers,
         rules_in_the_spec_restart_one_container,
         annotations_go_before_rules_in_the_spec,
         annotations_are_not_used_beside_rules_that_the_kubelet_acts_on,
-    ]
+    ];
+    let apart = scenarios.into_iter().map(Scenario::telling_nodes_apart);
+    apart.collect()
 }
 
 fn with_rules(shape: Shape, rules: &Value) -> Shape {
