@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use tokio::sync::{Notify, RwLock, mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::{sleep, timeout};
 use tokio_stream::StreamExt;
 
@@ -25,7 +25,7 @@ use crate::kube::{
 };
 use crate::nri::{Launched, NriError, Stub};
 use crate::report::Reporter;
-use crate::restart::driver::{Readers, Tools};
+use crate::restart::driver::{Readers, Starts, Tools};
 use crate::restart::pod::Shared;
 use crate::restart::record::{Record, Records, RecordsError};
 use crate::restart::times::OLDEST_LIST;
@@ -158,7 +158,7 @@ async fn work(
         endings: client.clone().map(Endings::new),
         static_pods: StaticPods::new(&config.static_pod_path, node),
         readers: Readers::default(),
-        starts: RwLock::default(),
+        starts: Starts::default(),
         clock: Clock::default(),
         shared: Arc::new(Shared {
             gate: plugin.gate(),

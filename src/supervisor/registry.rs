@@ -25,9 +25,9 @@ use crate::text;
 /// How long the API server may take to tell of the node's pods, where something depends on it.
 const API_LIMIT: Duration = Duration::from_secs(2);
 /// How long a plugin that was asked to end says nothing of what it waits for.
-const SAY_AFTER: Duration = Duration::from_secs(1);
+const SAY_AFTER: Duration = Duration::from_secs(2);
 /// How long it waits after that.
-const STARTS_LIMIT: Duration = Duration::from_secs(10);
+const STARTS_LIMIT: Duration = Duration::from_secs(8);
 /// Between two looks whether containers are still being stopped.
 const STOPS_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -173,17 +173,13 @@ impl Registry {
 
     /// Waits until what is being started has been. Nothing is started from then on: this process is about to end.
     pub async fn end_starts(&self) {
-        let mut starts = pin!(self.tools.starts.write());
-        let mut over = timeout(SAY_AFTER, &mut starts).await;
-        if over.is_err() {
-            tracing::info!("ending as soon as the containers that are being started have been");
-            over = timeout(STARTS_LIMIT, starts).await;
+        let mut over = pin!(self.tools.starts.end());
+        if timeout(SAY_AFTER, &mut over).await.is_ok() {
+            return;
         }
-        match over {
-            Ok(all) => mem::forget(all),
-            Err(_) => tracing::warn!(
-                "ending although containers are being started: some may fail to start"
-            ),
+        tracing::info!("ending as soon as the containers that are being started have been");
+        if timeout(STARTS_LIMIT, over).await.is_err() {
+            tracing::warn!("ending although containers are being started: some may fail to start");
         }
     }
 

@@ -21,7 +21,7 @@ use crate::wait;
 const READY: &str = "connected to NRI";
 
 /// From SIGTERM to a clean end.
-const TIME_TO_END: Duration = Duration::from_secs(10);
+const TIME_TO_END: Duration = Duration::from_secs(15);
 
 /// How far a restart has come, as the plugin's record on disk says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]

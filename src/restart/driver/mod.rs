@@ -7,6 +7,7 @@ mod bounds;
 mod hosts;
 mod perform;
 mod replay;
+mod starts;
 #[cfg(test)]
 pub(crate) mod stranger_tests;
 #[cfg(test)]
@@ -20,7 +21,7 @@ use std::thread;
 use std::time::Instant;
 
 use rustix::process::setpriority_process;
-use tokio::sync::{RwLock, Semaphore, SemaphorePermit, mpsc, oneshot, watch};
+use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, spawn_blocking};
 
 use super::back_off::Past;
@@ -39,6 +40,7 @@ use crate::policy::{Unread, Written};
 use crate::report::Reporter;
 use bounds::Bounds;
 use replay::Replay;
+pub use starts::Starts;
 
 /// What all drivers use.
 #[derive(Debug)]
@@ -61,9 +63,8 @@ pub struct Tools {
     pub clock: Clock,
     /// Whose turn it is to have its annotations read.
     pub readers: Readers,
-    /// Shared by the calls that start a container: one that ends with this process leaves a container that never ran,
-    /// which to the kubelet has failed. Whoever has it alone may end.
-    pub starts: RwLock<()>,
+    /// What is being started.
+    pub starts: Starts,
 }
 
 /// Of long annotations, those of one pod are read at a time: however many there are, and whatever is in them, they take one

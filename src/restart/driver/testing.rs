@@ -4,9 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::RwLock;
-
-use super::{Readers, Tools};
+use super::{Readers, Starts, Tools};
 use crate::clock::{Clock, Times};
 use crate::cri;
 use crate::kube::StaticPods;
@@ -27,7 +25,7 @@ pub(crate) fn tools(cri: cri::Client, dir: &Path) -> Tools {
         endings: None,
         static_pods: StaticPods::new(&dir.join("manifests"), "node"),
         readers: Readers::default(),
-        starts: RwLock::default(),
+        starts: Starts::default(),
         clock: Clock::of(Times {
             up: 3_600_000,
             unix: 1_700_000_000_000,

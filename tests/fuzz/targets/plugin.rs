@@ -9,12 +9,11 @@ use reprise::kube::StaticPods;
 use reprise::policy::Start;
 use reprise::report::Reporter;
 use reprise::restart::back_off::BackOff;
-use reprise::restart::driver::{Readers, Tools};
+use reprise::restart::driver::{Readers, Starts, Tools};
 use reprise::restart::pod::{Gate, Shared};
 use reprise::restart::record::Records;
 use reprise::restart::turns::Turns;
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::RwLock;
 
 use super::dir;
 
@@ -46,7 +45,7 @@ pub(super) fn tools() -> Tools {
         static_pods: StaticPods::new(dir(), "node"),
         clock: Clock::default(),
         readers: Readers::default(),
-        starts: RwLock::default(),
+        starts: Starts::default(),
         shared: Arc::new(Shared {
             gate: Arc::new(gate),
             start: Start::Auto,
