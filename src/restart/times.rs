@@ -121,6 +121,8 @@ pub(super) const SHIELDS_INTERVAL: Duration = Duration::from_millis(200);
 pub(super) const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// How soon an attempt is asked for again whose name the runtime has reserved for somebody else, who is being refused.
 pub(super) const RESERVED_INTERVAL: Duration = Duration::from_millis(20);
+/// For how long. Whoever has the name after that keeps it.
+pub(super) const RESERVED_LIMIT: Duration = Duration::from_secs(3);
 /// The runtime's answer to a stop, beyond the grace period.
 pub(super) const STOP_LIMIT: Duration = Duration::from_secs(10);
 /// How long one removal is tried before it is tried afresh.

@@ -25,7 +25,7 @@ use crate::restart::record::Record;
 use crate::restart::replay::{
     Attempt, ReplayBlocker, Room, complete, has_image, inits_are_quick, log_link,
 };
-use crate::restart::times::{RESERVED_INTERVAL, RETRY_INTERVAL};
+use crate::restart::times::{RESERVED_INTERVAL, RESERVED_LIMIT, RETRY_INTERVAL};
 use crate::restart::turns::Turn;
 
 /// What a restart is replayed from.
@@ -216,11 +216,13 @@ impl Driver {
             made.map_err(io::Error::other)??;
         }
         let cri = &self.tools.cri;
+        let until = Instant::now() + RESERVED_LIMIT;
+        let goes_on = || Instant::now() < until && self.wants(Task::Replay(restart));
         loop {
             let made = cri.create_container(&self.pod.sandbox, &attempt.config, sandbox);
             match made.await {
                 // The kubelet has asked for the same attempt, and is being refused.
-                Err(CriError::NameReserved { .. }) if self.wants(Task::Replay(restart)) => {
+                Err(CriError::NameReserved { .. }) if goes_on() => {
                     sleep(RESERVED_INTERVAL).await;
                 }
                 made => return Ok(made?),

@@ -10,7 +10,7 @@ use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::restart::plan::{Member, Starter, Way};
 use crate::restart::times::{
-    AGAIN_LIMIT, BURST_LIMIT, FALLBACK_TIME, IN_FLIGHT_LIMIT, REST_OF_HOLD, UP_LIMIT,
+    AGAIN_LIMIT, BURST_LIMIT, FALLBACK_TIME, HALVED_LIMIT, IN_FLIGHT_LIMIT, REST_OF_HOLD, UP_LIMIT,
     time_of_recording,
 };
 
@@ -66,6 +66,11 @@ impl Machine {
         ready && self.may_replay()
     }
 
+    /// Whether the kubelet was let create a container, which need not be there yet, but has the name.
+    pub(super) fn has_admitted(&self) -> bool {
+        self.progress.iter().any(|it| it.admitted.is_some())
+    }
+
     /// The exits are seen, behind what shields them until each container runs.
     pub(super) fn replay_after_back_off(&mut self, now: Instant, effects: &mut Vec<Effect>) {
         self.replay.released = true;
@@ -84,12 +89,13 @@ impl Machine {
     ) -> Vec<Effect> {
         let members = self.plan.members.iter();
         self.replay.asked = members.map(|it| it.name.clone()).collect();
-        // One that has ended may be one whose start was cancelled with that process.
-        let there = |it: &Progress| it.made.is_some() || matches!(it.new, NewState::Running(_));
-        if elapsed >= AGAIN_LIMIT || self.is_seen() {
+        let all_there = (0..self.progress.len()).all(|index| self.is_there(index));
+        let halved = !all_there && self.has_running_regular();
+        let limit = if halved { HALVED_LIMIT } else { AGAIN_LIMIT };
+        if elapsed >= limit || self.is_seen() {
             self.plan.starter = Starter::Kubelet(why.into());
             return self.leave_rest(now);
-        } else if !self.progress.iter().all(there) {
+        } else if !all_there {
             self.plan.starter = Starter::Kubelet(why.into());
             return self.fall_back(why.into());
         }
@@ -102,6 +108,22 @@ impl Machine {
         let mut effects: Vec<Effect> = made.map(Effect::Start).collect();
         effects.extend(self.advance(now));
         effects
+    }
+
+    /// Whether it runs, is done, or only has to be started. One that has ended otherwise may be one whose start was cancelled
+    /// with the process that asked for it.
+    fn is_there(&self, index: usize) -> bool {
+        let progress = &self.progress[index];
+        let runs = matches!(progress.new, NewState::Running(_));
+        let done = self.plan.members[index].kind == ContainerKind::Init && self.passed(index);
+        progress.made.is_some() || runs || done
+    }
+
+    fn has_running_regular(&self) -> bool {
+        self.members().any(|(member, it)| {
+            let runs = matches!(it.new, NewState::Running(_));
+            member.kind == ContainerKind::Regular && runs
+        })
     }
 
     /// When the kubelet must be left to start what does not run by then.
@@ -125,7 +147,7 @@ impl Machine {
     }
 
     /// Nothing has been started yet.
-    fn leave_to_kubelet(&mut self, why: String) -> Vec<Effect> {
+    pub(super) fn leave_to_kubelet(&mut self, why: String) -> Vec<Effect> {
         let unshielded = self.replays_at_once();
         self.plan.starter = Starter::Kubelet(why);
         let mut effects = vec![Effect::Save];

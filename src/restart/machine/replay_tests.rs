@@ -67,6 +67,33 @@ fn nothing_is_seen_before_everything_runs_again() {
     }
 }
 
+/// The name of what the kubelet was let create is not to be had any more.
+#[test]
+fn what_the_kubelet_was_let_create_after_a_back_off_is_left_to_it() {
+    let mut begun = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42);
+    begun.back_off_ms = 40_000;
+    let mut plan = begun.restart_all();
+    plan.starter = Starter::Plugin;
+    let mut world = World::begin(plan);
+    // The answer comes late.
+    world
+        .pending
+        .retain(|it| !matches!(it, Event::Recovered(_)));
+    world.settle();
+    assert_eq!(world.machine.phase(), Phase::Up);
+    world.now += Duration::from_secs(40);
+    world.handle(Event::Tick);
+    assert_eq!(world.admit_create("a"), Verdict::Admit);
+    world.handle(Event::Recovered(Ok(())));
+    assert_eq!(world.machine.phase(), Phase::Up);
+    assert!(turns(&world).is_empty(), "{:?}", turns(&world));
+    for name in ["a", "b"] {
+        world.handle(Event::Started(name.into(), format!("{name}-1").into()));
+        world.relist();
+    }
+    assert_eq!(world.finished, Some(Outcome::Completed));
+}
+
 #[test]
 fn what_cannot_be_replayed_is_shielded_for_the_kubelet() {
     let mut world = replay(RestartPolicy::Never, PLAIN);

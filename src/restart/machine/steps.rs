@@ -62,7 +62,11 @@ impl Machine {
                 true
             }
             Phase::Up if self.may_replay_now() => {
-                self.replay_after_back_off(now, effects);
+                if self.has_admitted() {
+                    effects.extend(self.leave_to_kubelet("the kubelet was first".into()));
+                } else {
+                    self.replay_after_back_off(now, effects);
+                }
                 true
             }
             Phase::Up => {

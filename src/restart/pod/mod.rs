@@ -316,6 +316,8 @@ impl Pod {
         if self.has_just_run(name, now) {
             return Err(format!("container {name} has just run"));
         }
+        // It may come before the tick that the same moment brings.
+        self.feed(Event::Tick, now);
         let Some(machine) = &mut self.machine else {
             return Ok(());
         };

@@ -90,6 +90,8 @@ pub(super) struct Case {
     /// When the API server tells the kubelet something about the pod.
     pub(super) nudges: Vec<Ms>,
     pub(super) collected: Ms,
+    /// How late a time that was asked for is told.
+    pub(super) late: Ms,
     pub(super) luck: Vec<u8>,
 }
 
@@ -257,6 +259,7 @@ fn any_pod() -> impl Strategy<Value = Case> {
             deleted: None,
             nudges: Vec::new(),
             collected: 0,
+            late: 0,
             luck: Vec::new(),
         }
     })
@@ -289,10 +292,16 @@ pub(super) fn any_case() -> impl Strategy<Value = Case> {
     let luck = prop::collection::vec(any::<u8>(), 0..200);
     // Last, so that what was drawn before stays what it was.
     let cut = seldom((0u64..5000, 20u64..12_000));
-    (any_pod(), exits, around, luck, cut).prop_map(|(pod, exits, around, luck, cut)| {
+    let late = 0u64..60;
+    // About when a back-off ends.
+    let then = 0u64..500;
+    let last = (cut, late, then);
+    (any_pod(), exits, around, luck, last).prop_map(|(pod, exits, around, luck, last)| {
+        let (cut, late, then) = last;
         let (own_exit, again, init_fails, back_off, grace, probe, replay, turn, tells) = exits;
         let (spec_known, api, (kubelet, inspecting), fault, deaths, deleted, nudges, collected) =
             around;
+        let then = back_off.map(|long| (long + then).saturating_sub(400));
         Case {
             own_exit: own_exit.map(|(at, when, code)| (at.index(pod.containers.len()), when, code)),
             again,
@@ -315,8 +324,9 @@ pub(super) fn any_case() -> impl Strategy<Value = Case> {
             deaths,
             cut,
             deleted,
-            nudges,
+            nudges: nudges.into_iter().chain(then).collect(),
             collected,
+            late,
             luck,
             ..pod
         }

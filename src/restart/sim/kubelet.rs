@@ -274,6 +274,16 @@ fn phase(case: &Case, statuses: &BTreeMap<ContainerName, Status>) -> Phase {
     }
 }
 
+/// Its call to create a container, which the runtime has begun.
+#[derive(Debug)]
+pub(super) struct KubeletsCall {
+    name: ContainerName,
+    hooked: bool,
+    /// What the sync starts after it.
+    rest: Vec<ContainerName>,
+    ok: bool,
+}
+
 impl World {
     /// It has seen the pod as it is, and has nothing to do.
     pub(super) fn meet_kubelet(&mut self) {
@@ -410,18 +420,42 @@ impl World {
         let name = names.remove(0);
         if self.admits(&name) {
             self.admitted(&name);
-            let id = self
-                .runtime
-                .create(self.now, &name, Maker::Kubelet, Is::Created);
-            self.runtime.containers.get_mut(&id).unwrap().hooked = self.connected();
-            self.tell_created(&id);
-            let starting = self.upto(100);
-            self.after(starting, Job::Start(id, names, ok));
+            self.runtime.reserved = Some(name.clone());
+            let hooked = self.connected();
+            let making = self.upto(300);
+            let call = KubeletsCall {
+                name,
+                hooked,
+                rest: names,
+                ok,
+            };
+            self.after(making, Job::Create(call));
         } else if self.case.kind_of(&name) == ContainerKind::Init {
             self.end_sync(false);
         } else {
             self.after(0, Job::StartAll(names, false));
         }
+    }
+
+    /// What it was let create is there, whatever has been decided since.
+    pub(super) fn create(&mut self, call: KubeletsCall) {
+        let KubeletsCall {
+            name,
+            hooked,
+            rest,
+            ok,
+        } = call;
+        self.runtime.reserved = None;
+        if self.over.is_some() {
+            return;
+        }
+        let id = self
+            .runtime
+            .create(self.now, &name, Maker::Kubelet, Is::Created);
+        self.runtime.containers.get_mut(&id).unwrap().hooked = hooked;
+        self.tell_created(&id);
+        let starting = self.upto(100);
+        self.after(starting, Job::Start(id, rest, ok));
     }
 
     fn end_sync(&mut self, ok: bool) {

@@ -24,7 +24,7 @@ use crate::restart::machine::{Event, Phase};
 use crate::restart::plan::{Generation, Plan};
 use crate::restart::record::Record;
 use case::{Case, Fault, Kind, any_case};
-use kubelet::Kubelet;
+use kubelet::{Kubelet, KubeletsCall};
 use plugin::Plugin;
 use runtime::{Is, Runtime};
 
@@ -78,7 +78,8 @@ const PATIENCE: Ms = 30 * 60_000;
 enum Call {
     Kill(ContainerId),
     Make(ContainerName, ContainerId, Generation),
-    Replay(ContainerName, Generation),
+    /// Of one batch, and since when it is asked for.
+    Replay(ContainerName, usize, Ms),
     Remove(ContainerId),
 }
 
@@ -106,6 +107,7 @@ enum Job {
     Inspect(Vec<ContainerId>, bool),
     Wake(Option<u32>),
     StartAll(Vec<ContainerName>, bool),
+    Create(KubeletsCall),
     Start(ContainerId, Vec<ContainerName>, bool),
     Delete,
     LetGo,
@@ -318,6 +320,7 @@ impl World {
             Job::Inspect(ids, wakes) => self.inspect(&ids, wakes),
             Job::Wake(sync) => self.wake_kubelet(sync),
             Job::StartAll(names, ok) => self.start_all(names, ok),
+            Job::Create(call) => self.create(call),
             Job::Start(id, rest, ok) => {
                 self.start(&id);
                 self.start_all(rest, ok);
@@ -401,11 +404,15 @@ impl World {
     }
 
     fn call(&mut self, takes: Ms, call: Call) {
-        let extra = match self.case.fault {
-            Fault::Slow(kind, extra) if kind == call.kind() => extra,
-            _ => 0,
-        };
-        self.after(takes + extra, Job::Call(self.epoch, call));
+        self.after(self.slowed(call.kind(), takes), Job::Call(self.epoch, call));
+    }
+
+    /// How long calls of that kind take that usually take so long.
+    fn slowed(&self, kind: Kind, takes: Ms) -> Ms {
+        match self.case.fault {
+            Fault::Slow(slow, extra) if slow == kind => takes + extra,
+            _ => takes,
+        }
     }
 
     fn fails(&mut self, call: &Call) -> bool {

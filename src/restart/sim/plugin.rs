@@ -33,8 +33,18 @@ pub(super) struct Plugin {
     queue: VecDeque<Order>,
     kills: BTreeSet<ContainerId>,
     sweeping: BTreeSet<ContainerId>,
+    batches: Vec<Batch>,
     /// NRI asks it.
     connected: bool,
+}
+
+/// Attempts that are started when all of them have been made.
+#[derive(Debug)]
+struct Batch {
+    generation: Generation,
+    missing: usize,
+    made: Vec<(ContainerName, ContainerId)>,
+    failed: Option<ContainerName>,
 }
 
 impl Plugin {
@@ -74,6 +84,7 @@ impl Plugin {
             queue: VecDeque::new(),
             kills: BTreeSet::new(),
             sweeping: BTreeSet::new(),
+            batches: Vec::new(),
             connected: false,
         }
     }
@@ -380,7 +391,8 @@ impl World {
     pub(super) fn tick_at(&self) -> Option<Ms> {
         let at = self.pod()?.deadline()?;
         let since = at.saturating_duration_since(self.begun);
-        Some(u64::try_from(since.as_millis()).unwrap().max(self.now))
+        let at = u64::try_from(since.as_millis()).unwrap() + self.case.late;
+        Some(at.max(self.now))
     }
 
     pub(super) fn instant(&self) -> Instant {
@@ -562,12 +574,20 @@ impl World {
             }
             Effect::Recover => {
                 let asking = self.upto(50);
-                self.after(asking, Job::Recovered(self.epoch));
+                self.after(self.slowed(Kind::Make, asking), Job::Recovered(self.epoch));
             }
             Effect::Replay(names) => {
+                let batches = &mut self.plugin.as_mut().unwrap().batches;
+                let batch = batches.len();
+                batches.push(Batch {
+                    generation,
+                    missing: names.len(),
+                    made: Vec::new(),
+                    failed: None,
+                });
                 for name in names {
                     let making = self.upto(100);
-                    self.call(making, Call::Replay(name, generation.clone()));
+                    self.call(making, Call::Replay(name, batch, self.now));
                 }
             }
             Effect::Start(id) => {
@@ -620,9 +640,8 @@ impl World {
                 }
                 wanted
             }
-            Call::Replay(name, _) => {
-                let event = Event::NotReplayed(name.clone(), "it fails".into());
-                return self.feed(event);
+            Call::Replay(name, batch, _) => {
+                return self.attempt_answered(*batch, name.clone(), None);
             }
             Call::Remove(_) => true,
         };
@@ -649,14 +668,52 @@ impl World {
         self.tell(|pod, now| pod.placeholder_not_made(name, generation, now));
     }
 
-    /// An attempt is there, and waits to be started.
-    pub(super) fn replay_made(
+    /// Whether an attempt is asked for again whose name somebody else has.
+    pub(super) fn goes_on_asking(&self, batch: usize, _since: Ms) -> bool {
+        let batch = self.plugin.as_ref().and_then(|it| it.batches.get(batch));
+        batch.is_some_and(|it| self.wants(Task::Replay(&it.generation.0)))
+    }
+
+    /// An attempt is there, or is not going to be.
+    pub(super) fn attempt_answered(
         &mut self,
-        name: &ContainerName,
-        id: &ContainerId,
-        generation: &Generation,
+        batch: usize,
+        name: ContainerName,
+        made: Option<ContainerId>,
     ) {
-        self.tell(|pod, now| pod.attempt_made(&generation.0, name, id, Duration::ZERO, now));
+        // Nobody is there to hear it of whom it asked for.
+        let Some(batch) = self
+            .plugin
+            .as_mut()
+            .and_then(|it| it.batches.get_mut(batch))
+        else {
+            return;
+        };
+        batch.missing -= 1;
+        match made {
+            Some(id) => batch.made.push((name, id)),
+            None => batch.failed = Some(name),
+        }
+        if batch.missing > 0 {
+            return;
+        }
+        let (made, failed) = (std::mem::take(&mut batch.made), batch.failed.take());
+        let restart = batch.generation.0.clone();
+        if let Some(name) = failed {
+            if self.wants(Task::Replay(&restart)) {
+                self.feed(Event::NotReplayed(name, "it fails".into()));
+            }
+            made.into_iter().for_each(|(_, id)| self.sweep(id));
+            return;
+        }
+        for (name, id) in &made {
+            let took = Duration::ZERO;
+            self.tell(|pod, now| pod.attempt_made(&restart, name, id, took, now));
+        }
+        for (_, id) in made {
+            let starting = self.upto(100);
+            self.after(starting, Job::Replayed(self.epoch, id));
+        }
     }
 
     /// The plugin starts what it has made, if that is still wanted.

@@ -1,10 +1,12 @@
 //! What must be true of every restart.
 
+use std::collections::BTreeSet;
+
 use super::case::{INIT_FAILURE, Kind, LONGEST_FAULT};
 use super::kubelet::Phase as PodPhase;
 use super::plugin::Plugin;
 use super::runtime::Is;
-use super::{Ms, World};
+use super::{BEGIN, Ms, World};
 use crate::ids::{ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::restart::machine::{Effect, Machine, Phase};
@@ -101,9 +103,14 @@ impl World {
         else {
             return;
         };
-        // One that comes back may decide on a list from before the last start.
-        let stale: Ms = if self.was_away { 1000 } else { 0 };
         let since = plan.decided_at_ms;
+        let stale: Ms = match self.case.cut {
+            // What the kubelet started meanwhile nobody had heard of.
+            Some(_) if self.was_away => since - BEGIN,
+            // One that comes back may decide on a list from before the last start.
+            None if self.was_away => 1000,
+            _ => 0,
+        };
         let due = self.now >= since + plan.back_off_ms;
         let keeps_order = plan.ordered && plan.is_whole_pod() && plan.way != Way::Shielded;
         let ran = |other: &ContainerName, kind| {
@@ -188,8 +195,10 @@ impl World {
             "no pod goes on with some of its containers".into()
         });
         if self.over.is_none() && self.plain {
-            let plans = self.decisions.len() <= 1;
-            self.demand(plans, || "one exit makes one restart".into());
+            // What the kubelet was creating by then may make it begin anew.
+            let ids: BTreeSet<_> = self.decisions.iter().map(|plan| &plan.id.0).collect();
+            let one = ids.len() <= 1;
+            self.demand(one, || "one exit makes one restart".into());
             let starts = |since: Ms, member: &Member| {
                 let old = member.old.as_ref().map(|old| &old.id);
                 let runs = self
@@ -200,8 +209,7 @@ impl World {
                 runs.filter(|run| run.at >= since && Some(&run.id) != old)
                     .count()
             };
-            let mut plans = self.decisions.iter();
-            let once = plans.all(|plan| {
+            let once = self.decisions.last().is_none_or(|plan| {
                 let since = plan.decided_at_ms;
                 plan.members.iter().all(|it| starts(since, it) == 1)
             });

@@ -9,7 +9,7 @@ use crate::kube::ContainerKind;
 use crate::node::Maker;
 use crate::policy::Action;
 use crate::restart::machine::{Event, FoundState};
-use crate::restart::pod::{Task, Wanted};
+use crate::restart::pod::{Pod, Task, Wanted};
 
 pub(super) const KILLED: ExitCode = ExitCode(137);
 
@@ -62,6 +62,8 @@ pub(super) struct Runtime {
     pub(super) hooks: Vec<ContainerId>,
     /// When each began.
     pub(super) hook_asked: BTreeMap<ContainerId, Ms>,
+    /// The container that the kubelet is creating.
+    pub(super) reserved: Option<ContainerName>,
     made: i64,
 }
 
@@ -160,6 +162,12 @@ impl World {
         let last = !self.case.regulars().any(|name| self.runtime.runs(name));
         let alone = own && (last || self.case.action == Action::Restart);
         self.excuse(alone, "the last container ends by itself");
+        let pod = self.pod();
+        let unheard = pod.is_some_and(|pod| pod.instance(id).is_none());
+        self.excuse(
+            unheard,
+            "an exit of a container that was made while NRI was cut",
+        );
         let (early, late) = (self.upto(300), self.upto(300));
         self.after(early, Job::ExitNews(id.clone(), code));
         if hooked {
@@ -252,6 +260,21 @@ impl World {
         self.after(60_000, Job::Collect);
     }
 
+    /// Whether the kubelet makes the attempt of that container that follows the old one, or has made it.
+    fn is_taken(&self, name: &ContainerName) -> bool {
+        let Some(plan) = self.pod().and_then(Pod::plan) else {
+            return false;
+        };
+        let decided = i64::try_from(plan.decided_at_ms).unwrap() * 1_000_000;
+        let old = plan.member(name).and_then(|member| member.old.as_ref());
+        let old = old.and_then(|old| self.runtime.containers.get(&old.id));
+        let since = old.map_or(decided, |old| old.created_at);
+        let mut containers = self.runtime.containers.values();
+        let made = containers
+            .any(|it| it.name == *name && it.maker == Maker::Kubelet && it.created_at > since);
+        made || self.runtime.reserved.as_ref() == Some(name)
+    }
+
     /// A call takes effect. What comes back is for the plugin that made it.
     pub(super) fn carry_out_call(&mut self, call: Call) {
         if self.fails(&call) {
@@ -291,14 +314,21 @@ impl World {
             }
             // Otherwise its exit could not be held.
             call @ Call::Replay(..) if self.listening() && !self.connected() => self.retry(call),
-            Call::Replay(name, generation) => {
+            Call::Replay(name, batch, since) if self.is_taken(&name) => {
+                self.reach("the kubelet has the name of an attempt");
+                let call = Call::Replay(name, batch, since);
+                if self.goes_on_asking(batch, since) {
+                    self.after(20, Job::Call(self.epoch, call));
+                } else {
+                    self.retry(call);
+                }
+            }
+            Call::Replay(name, batch, _) => {
                 let maker = Maker::Replay;
                 let id = self.runtime.create(self.now, &name, maker, Is::Created);
                 self.runtime.containers.get_mut(&id).unwrap().hooked = self.connected();
                 self.tell_created(&id);
-                let starting = self.upto(100);
-                self.after(starting, Job::Replayed(self.epoch, id.clone()));
-                self.replay_made(&name, &id, &generation);
+                self.attempt_answered(batch, name, Some(id));
             }
             Call::Remove(id) => {
                 let there = self.runtime.containers.get(&id);
