@@ -320,16 +320,19 @@ impl LivePod {
         }
     }
 
-    /// After deletion: waits until nothing of the pod is in the runtime. Exited containers and the
-    /// sandbox are the kubelet's to collect; a placeholder is not, and nothing may still run.
+    /// After deletion: waits until nothing of the pod is in the runtime. The sandbox, containers that have exited, and those
+    /// that the kubelet made and could not start are the kubelet's to collect; a placeholder is not, and nothing may still
+    /// run.
     pub(crate) async fn until_nothing_is_left(&self) -> Result<()> {
         wait::until_every(CALM, "no live container is left", PATIENCE, async || {
             // The next scenario may have ended the runtime.
             let Ok(mut left) = self.containers().await else {
                 return Ok(Err("the runtime is away".to_owned()));
             };
-            left.retain(|container| {
-                container.is_placeholder() || container.state() != State::Exited
+            left.retain(|container| match container.state() {
+                State::Exited => container.is_placeholder(),
+                State::Created => !container.is_the_kubelets(),
+                _ => true,
             });
             Ok(if left.is_empty() {
                 Ok(())

@@ -89,6 +89,7 @@ impl Driver {
     pub(super) async fn work(self: Arc<Self>, mut queue: mpsc::UnboundedReceiver<Job>) {
         loop {
             let deadline = self.lock().pod.deadline();
+            let deadline = deadline.filter(|_| !self.tools.starts.are_ending());
             let tick = async {
                 match deadline {
                     Some(at) => sleep_until(at.into()).await,
@@ -97,6 +98,7 @@ impl Driver {
             };
             tokio::select! {
                 job = queue.recv() => match job {
+                    Some(Job::Do(_)) if self.tools.starts.are_ending() => {}
                     Some(Job::Do(order)) => self.perform(order).await,
                     Some(Job::Retime) => {}
                     Some(Job::Close) | None => return,
@@ -298,7 +300,7 @@ impl Driver {
     pub(super) fn sweep(self: &Arc<Self>, id: ContainerId) {
         let driver = Arc::clone(self);
         tokio::spawn(async move {
-            if !driver.lock().sweeping.insert(id.clone()) {
+            if driver.tools.starts.are_ending() || !driver.lock().sweeping.insert(id.clone()) {
                 return;
             }
             loop {
@@ -357,6 +359,9 @@ impl Driver {
     }
 
     fn wanted(&self, task: Task<'_>) -> Wanted {
+        if self.tools.starts.are_ending() {
+            return Wanted::No;
+        }
         self.lock().pod.wanted(task)
     }
 

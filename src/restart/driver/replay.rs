@@ -128,13 +128,29 @@ impl Driver {
             .iter()
             .filter_map(|name| replay.attempts.get_key_value(name));
         let attempts: Vec<_> = attempts.collect();
-        let making = attempts
-            .iter()
-            .map(|(_, attempt)| self.make(&plan.id, attempt, &replay.sandbox));
         let turn = self.turn(plan).await;
         if let Some(hosts) = replay.hosts.clone() {
             hosts.restore().await;
         }
+        let making = self.make_and_start(plan, &replay, attempts, turn);
+        let started = self.tools.starts.carry_out(making).await;
+        // What tells of it would only delay the others.
+        for (name, id, attempt) in started {
+            self.show(name, &id, attempt, &replay.sandbox);
+        }
+    }
+
+    /// Returns what has been started.
+    async fn make_and_start<'r>(
+        self: &Arc<Self>,
+        plan: &Plan,
+        replay: &Replay,
+        attempts: Vec<(&'r ContainerName, &'r Attempt)>,
+        turn: Option<Turn>,
+    ) -> Vec<(&'r ContainerName, ContainerId, &'r Attempt)> {
+        let making = attempts
+            .iter()
+            .map(|(_, attempt)| self.make(&plan.id, attempt, &replay.sandbox));
         let began = Instant::now();
         let made = join_all(making).await;
         let took = began.elapsed();
@@ -146,7 +162,7 @@ impl Driver {
             // What was wanted no longer says nothing of the node.
             turn.into_iter().for_each(Turn::give_back);
             made.into_iter().flatten().for_each(|id| self.sweep(id));
-            return;
+            return Vec::new();
         }
         for ((name, _), id) in attempts.iter().zip(made.iter().flatten()) {
             self.tell(|pod, now| pod.attempt_made(&plan.id, name, id, took, now));
@@ -168,12 +184,7 @@ impl Driver {
                 }
             }
         });
-        let started = join_all(starting).await;
-        drop(turn);
-        // What tells of it would only delay the others.
-        for (name, id, attempt) in started.into_iter().flatten() {
-            self.show(name, &id, attempt, &replay.sandbox);
-        }
+        join_all(starting).await.into_iter().flatten().collect()
     }
 
     /// The one that the pod has waited for, if these are its first containers. After a back-off it takes another; what
@@ -233,7 +244,7 @@ impl Driver {
     /// Starts an attempt that another process has made, and which the runtime may be starting.
     pub(super) async fn start_made(self: Arc<Self>, id: ContainerId) {
         while self.wants(Task::Start(&id)) {
-            match self.start(&id).await {
+            match self.tools.starts.carry_out(self.start(&id)).await {
                 Ok(()) => self.started(&id),
                 Err(_) => Arc::clone(&self).verify(id.clone()).await,
             }
@@ -243,13 +254,10 @@ impl Driver {
 
     async fn start(&self, id: &ContainerId) -> Result<(), ReplayError> {
         let _turn = self.bounds.to_make().await;
-        let start = async {
-            if !self.wants(Task::Start(id)) {
-                return Err(ReplayError::Unwanted);
-            }
-            Ok(self.tools.cri.start_container(id).await?)
-        };
-        self.tools.starts.call(start).await
+        if !self.wants(Task::Start(id)) {
+            return Err(ReplayError::Unwanted);
+        }
+        Ok(self.tools.cri.start_container(id).await?)
     }
 
     /// Leaves the traces that people look for.
