@@ -703,7 +703,9 @@ impl World {
             if self.wants(Task::Replay(&restart)) {
                 self.feed(Event::NotReplayed(name, "it fails".into()));
             }
-            made.into_iter().for_each(|(_, id)| self.sweep(id));
+            for (_, id) in made {
+                self.sweep(id);
+            }
             return;
         }
         for (name, id) in &made {

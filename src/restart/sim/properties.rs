@@ -197,8 +197,7 @@ impl World {
         if self.over.is_none() && self.plain {
             // What the kubelet was creating by then may make it begin anew.
             let ids: BTreeSet<_> = self.decisions.iter().map(|plan| &plan.id.0).collect();
-            let one = ids.len() <= 1;
-            self.demand(one, || "one exit makes one restart".into());
+            self.demand(ids.len() <= 1, || "one exit makes one restart".into());
             let starts = |since: Ms, member: &Member| {
                 let old = member.old.as_ref().map(|old| &old.id);
                 let runs = self
