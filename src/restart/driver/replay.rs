@@ -6,11 +6,12 @@ use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 
 use futures::future::{join_all, try_join_all};
 use tokio::task::spawn_blocking;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::Driver;
 use super::hosts::Hosts;
@@ -25,7 +26,7 @@ use crate::restart::record::Record;
 use crate::restart::replay::{
     Attempt, ReplayBlocker, Room, complete, has_image, inits_are_quick, log_link,
 };
-use crate::restart::times::{RESERVED_INTERVAL, RESERVED_LIMIT, RETRY_INTERVAL};
+use crate::restart::times::{EVENT_LIMIT, RESERVED_INTERVAL, RESERVED_LIMIT, RETRY_INTERVAL};
 use crate::restart::turns::Turn;
 
 /// What a restart is replayed from.
@@ -169,7 +170,7 @@ impl Driver {
         }
         let starting = attempts.into_iter().zip(made.into_iter().flatten());
         let starting = starting.map(async |((name, attempt), id)| {
-            match self.start(&id).await {
+            match self.start_and_look(&id).await {
                 Ok(()) => {
                     // The runtime may have told of it already.
                     self.started(&id);
@@ -249,6 +250,17 @@ impl Driver {
                 Err(_) => Arc::clone(&self).verify(id.clone()).await,
             }
             sleep(RETRY_INTERVAL).await;
+        }
+    }
+
+    /// A runtime whose NRI is disturbed may say so seconds after the container has begun to run.
+    async fn start_and_look(self: &Arc<Self>, id: &ContainerId) -> Result<(), ReplayError> {
+        let mut start = pin!(self.start(id));
+        loop {
+            match timeout(EVENT_LIMIT, &mut start).await {
+                Ok(result) => return result,
+                Err(_) => Arc::clone(self).verify(id.clone()).await,
+            }
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::progress::{OldState, Progress};
 use super::queue::Queue;
 use super::replay::Replay;
-use super::terms::{Effect, Found, Phase, WAKER};
+use super::terms::{Effect, Found, Outcome, Phase, WAKER};
 use super::undo::Undo;
 use super::{Machine, Told};
 use crate::ids::ContainerId;
@@ -155,7 +155,12 @@ impl Machine {
                 }
                 effects.extend(machine.removals_of_replaced());
             }
-            Phase::Replay | Phase::Over => {}
+            // Nothing says so on the disk but what an older version has left.
+            Phase::Over => {
+                effects.extend(machine.finish(Outcome::Completed));
+                return (machine, effects);
+            }
+            Phase::Replay => {}
         }
         if machine.phase != Phase::Down {
             effects.extend(machine.waker_wanted());

@@ -842,6 +842,18 @@ fn a_placeholder_of_the_round_before_shields_only_what_has_not_run_since() {
 }
 
 #[test]
+fn a_successor_ends_what_an_older_version_says_is_over() {
+    let seen = [
+        found("a-1", "a", false, true, FoundState::Running),
+        found("p1", "a", true, true, FoundState::Created),
+    ];
+    let (machine, effects) = resume(PLAIN, Phase::Over, &seen, 9);
+    assert!(effects.contains(&Effect::Remove("p1".into())));
+    assert!(effects.contains(&Effect::Finish(Outcome::Completed)));
+    assert_eq!(machine.phase(), Phase::Over);
+}
+
+#[test]
 fn a_successor_goes_on_removing() {
     let seen = [
         found("b-0", "b", false, false, FoundState::Exited(None)),

@@ -9,7 +9,7 @@ use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::policy::{Action, CompletedContainers, Policy, Rules};
 use crate::report::condition_type;
-use crate::restart::machine::{Effect, Event, Machine};
+use crate::restart::machine::{Effect, Event, Machine, Phase};
 use crate::restart::plan::{
     Circumstances, Member, Plan, RestartId, Starter, Trigger, start_at_once,
 };
@@ -289,6 +289,7 @@ impl Pod {
         let Some(record) = self.record().map(Arc::new) else {
             return;
         };
+        let over = record.phase == Phase::Over;
         for effect in effects {
             tracing::debug!(pod = %self.identity.key, ?effect);
             match effect {
@@ -296,6 +297,8 @@ impl Pod {
                 Effect::Release(ids) => self.holds.retain(|id, _| !ids.contains(id)),
                 Effect::Again => self.begin_again(now),
                 Effect::FallBack(why) => self.fall_back(why, now),
+                // Until its end has been carried out, there is nothing better to go on from than what is on the disk.
+                Effect::Save if over => {}
                 effect => {
                     if let Effect::Kill(id) = &effect {
                         // Its exit asks for nothing, and may be seen.

@@ -96,7 +96,19 @@ impl Fault {
     }
 }
 
+impl DrawnPod {
+    /// Whether the plugin may start its containers.
+    pub(super) fn is_replayed(&self) -> bool {
+        self.start == "Auto"
+    }
+}
+
 impl Bout {
+    pub(super) fn kills_plugin(&self) -> bool {
+        let mut strikes = self.strikes.iter();
+        strikes.any(|strike| strike.what == Fault::PluginKilled)
+    }
+
     pub(super) fn drawn_from(seed: u64) -> Self {
         let mut rng = Rng::with_seed(seed);
         let pods = (0..rng.usize(1..=4)).map(|_| DrawnPod::drawn(&mut rng));

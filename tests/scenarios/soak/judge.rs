@@ -26,14 +26,22 @@ pub(crate) struct Case {
     pod: Arc<LivePod>,
     before: Before,
     pub(super) witness: Witness,
+    /// The plugin is killed, and may start the containers.
+    may_be_cancelled: bool,
 }
 
 impl Case {
-    pub(super) fn new(pod: Arc<LivePod>, before: Before, witness: Witness) -> Self {
+    pub(super) fn new(
+        pod: Arc<LivePod>,
+        before: Before,
+        witness: Witness,
+        may_be_cancelled: bool,
+    ) -> Self {
         Self {
             pod,
             before,
             witness,
+            may_be_cancelled,
         }
     }
 
@@ -52,8 +60,14 @@ impl Case {
             };
             format!("{}: {held}the pod has not come to rest", pod.name)
         })?;
+        if outcome == CANCELLED {
+            return Ok(outcome);
+        }
         let lasts = pod.recorder.stays_for(TWO_RELISTS, |now| {
-            let over = now.is_over() && outcome != FAILED;
+            // What is left alone may have nothing that runs.
+            let mut containers = now.containers.values();
+            let ended = outcome == LEFT_ALONE && !containers.any(|it| it.is_running);
+            let over = now.is_over() && outcome != FAILED && !ended;
             over.then(|| format!("the pod is {}", now.phase))
         });
         lasts
@@ -95,12 +109,15 @@ impl Case {
             return Ok(Err(format!("{kind} is True: {}", unsettled())));
         }
         // One that has failed, because nobody held its exits any more, has failed by whatever was last.
+        let ran = containers.iter().any(|it| it.state() == State::Running);
         let mut broken = now.containers.iter();
         let broken = broken.find(|(_, seen)| seen.state.contains("StartError"));
+        if broken.is_some() && self.may_be_cancelled && now.is_over() && !ran {
+            return Ok(Ok(CANCELLED));
+        }
         if let Some((name, _)) = broken.filter(|_| must_restart || !now.is_over()) {
             return Ok(Err(format!("{name} could not be started: {}", unsettled())));
         }
-        let ran = containers.iter().any(|it| it.state() == State::Running);
         let healthy = pod.not_running(&now).is_none();
         Ok(
             if healthy && self.before.untold_of_lasting(pod, &now).is_none() {
@@ -112,7 +129,7 @@ impl Case {
             } else if now.is_over() && !ran {
                 Ok(FAILED)
             } else if self.is_left_alone(&now) {
-                Ok("is left alone")
+                Ok(LEFT_ALONE)
             } else {
                 Err(unsettled())
             },
@@ -156,6 +173,9 @@ impl Case {
 
 const RESTARTED: &str = "restarted";
 const FAILED: &str = "failed";
+const LEFT_ALONE: &str = "is left alone";
+/// The plugin was killed while the runtime was starting a container for it (see the README's limits).
+const CANCELLED: &str = "failed, a start was cancelled";
 
 /// What nobody would ever take away, or what must never be.
 fn litter(containers: &[Container]) -> Option<String> {

@@ -97,10 +97,11 @@ async fn play(bout: &Bout, stage: &Stage, strikes: &Strikes) -> Result<String> {
     let pods: Vec<Arc<LivePod>> =
         try_join_all(bout.pods.iter().map(|it| stage.running(it.shape()))).await?;
     let mut cases = Vec::new();
-    for pod in &pods {
+    for (pod, drawn) in pods.iter().zip(&bout.pods) {
         let before = Before::of(pod).await?;
         let witness = Witness::of(plugin, &before.sandbox);
-        cases.push(Case::new(Arc::clone(pod), before, witness));
+        let cancelled = bout.kills_plugin() && drawn.is_replayed();
+        cases.push(Case::new(Arc::clone(pod), before, witness, cancelled));
     }
     let asked = Instant::now();
     let exits = bout.pods.iter().zip(&pods).map(async |(drawn, pod)| {
