@@ -15,6 +15,7 @@ use serde::Serialize;
 use tokio::net::UnixListener;
 use tokio::time::timeout;
 
+use crate::api_server::ApiServer;
 use crate::hostile;
 use crate::machine::{at_rest, value_of};
 use crate::node::Node;
@@ -178,11 +179,13 @@ struct Handler {
 }
 
 /// Asks the plugin about containers of pods without rules, while it knows `pods`. Another process of the same plugin, because the first
-/// one's runtime does not let anybody else ask.
+/// one's runtime does not let anybody else ask; its events go to nobody who would keep these cores busy with them.
 async fn handler(stage: &Stage, pods: &[Arc<LivePod>], calls: u32) -> Result<Handler> {
     let dir = tempfile::tempdir()?;
+    let api_server = ApiServer::start(dir.path()).await?;
     let sockets = Sockets {
         nri: dir.path().join("nri.sock"),
+        kubeconfig: Some(api_server.kubeconfig.clone()),
         ..Sockets::of(&stage.node)
     };
     let listener = UnixListener::bind(&sockets.nri)?;

@@ -1,5 +1,6 @@
 //! How fast and how small Reprise is, on a real node, beside what else there is. `make bench` runs it.
 
+mod api_server;
 mod bursts;
 mod costs;
 mod hostile;
