@@ -1,7 +1,6 @@
 //! The pods with restart rules on this node, each with its driver, and the way from news to the right one.
 
 use std::collections::{HashMap, HashSet};
-use std::mem;
 use std::pin::pin;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -195,7 +194,7 @@ impl Registry {
             if waits.is_empty() {
                 break;
             }
-            if !mem::replace(&mut said, true) {
+            if !std::mem::replace(&mut said, true) {
                 let pods: Vec<_> = waits.iter().map(|stop| stop.pod.to_string()).collect();
                 let pods = text::listed(&pods);
                 let longest = waits.iter().map(|stop| stop.grace.as_secs()).max();
@@ -382,7 +381,7 @@ impl Registry {
             }
             self.tools.records.forget(sandbox.clone()).await;
         }
-        if !self.write(|entries| mem::replace(&mut entries.taken_over, true)) {
+        if !self.write(|entries| std::mem::replace(&mut entries.taken_over, true)) {
             self.end_conditions();
         }
         Ok(())

@@ -28,7 +28,7 @@ pub(crate) struct Options {
     pub(crate) share_out: Option<std::path::PathBuf>,
 
     /// Only what falls to nodes of the K-th of N kinds, by --seed, and what tells kinds of nodes apart
-    #[arg(long, value_name = "K/N", value_parser = kind, requires = "seed")]
+    #[arg(long, value_name = "K/N", value_parser = kind, requires = "seed", group = "drawn")]
     kind: Option<(u64, u64)>,
 
     /// Those that cannot share the node before the others
@@ -44,12 +44,12 @@ pub(crate) struct Options {
     pub(crate) start: String,
 
     /// Instead of scenarios, for so long: pods restart while the plugin, the kubelet or the runtime ends at any instant
-    #[arg(long, value_name = "MINUTES")]
+    #[arg(long, value_name = "MINUTES", group = "drawn")]
     pub(crate) soak: Option<u64>,
 
     /// What the first bout of a soak is drawn from, each other one from the number after it, by default the time; or what
     /// scenarios are dealt out by
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", requires = "drawn")]
     pub(crate) seed: Option<u64>,
 
     /// Print the names and end

@@ -46,8 +46,9 @@ pub(crate) struct Deal {
 pub(crate) struct Scenario {
     pub(crate) name: String,
     pub(crate) company: Company,
-    /// It says something else, or nothing, on another kubelet or runtime.
-    tells_nodes_apart: bool,
+    /// It says something else, or nothing, on another kubelet or runtime: it is played on nodes of every kind. No other may be
+    /// skipped.
+    pub(crate) tells_nodes_apart: bool,
     play: Arc<dyn Fn(Stage) -> Running + Send + Sync>,
 }
 
@@ -65,18 +66,6 @@ impl Scenario {
         }
     }
 
-    /// To be played on nodes of every kind. No other scenario may be skipped.
-    pub(crate) fn telling_nodes_apart(self) -> Self {
-        Self {
-            tells_nodes_apart: true,
-            ..self
-        }
-    }
-
-    pub(crate) fn may_be_skipped(&self) -> bool {
-        self.tells_nodes_apart
-    }
-
     /// Whether it falls to the nodes of that kind when scenarios are dealt out among them.
     pub(crate) fn falls_to(&self, kind: Deal) -> bool {
         let mut hasher = DefaultHasher::new();
@@ -87,6 +76,14 @@ impl Scenario {
     pub(crate) fn play(&self, stage: Stage) -> Running {
         (self.play)(stage)
     }
+}
+
+/// The same scenarios, which tell nodes apart.
+pub(crate) fn telling_nodes_apart(mut scenarios: Vec<Scenario>) -> Vec<Scenario> {
+    for scenario in &mut scenarios {
+        scenario.tells_nodes_apart = true;
+    }
+    scenarios
 }
 
 /// Scenarios from functions, each named as its function.

@@ -160,6 +160,8 @@ enum Job {
     Do(Order),
     /// The pod's deadline has changed.
     Retime,
+    /// It has come.
+    Tick,
     Close,
 }
 

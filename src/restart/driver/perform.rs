@@ -89,21 +89,24 @@ impl Driver {
     pub(super) async fn work(self: Arc<Self>, mut queue: mpsc::UnboundedReceiver<Job>) {
         loop {
             let deadline = self.lock().pod.deadline();
-            let deadline = deadline.filter(|_| !self.tools.starts.are_ending());
             let tick = async {
                 match deadline {
                     Some(at) => sleep_until(at.into()).await,
                     None => std::future::pending().await,
                 }
             };
-            tokio::select! {
-                job = queue.recv() => match job {
-                    Some(Job::Do(_)) if self.tools.starts.are_ending() => {}
-                    Some(Job::Do(order)) => self.perform(order).await,
-                    Some(Job::Retime) => {}
-                    Some(Job::Close) | None => return,
-                },
-                () = tick => self.feed(Event::Tick),
+            let job = tokio::select! {
+                job = queue.recv() => job.unwrap_or(Job::Close),
+                () = tick => Job::Tick,
+            };
+            if self.tools.starts.are_ending() {
+                return;
+            }
+            match job {
+                Job::Do(order) => self.perform(order).await,
+                Job::Retime => {}
+                Job::Tick => self.feed(Event::Tick),
+                Job::Close => return,
             }
         }
     }

@@ -170,7 +170,7 @@ impl Driver {
         }
         let starting = attempts.into_iter().zip(made.into_iter().flatten());
         let starting = starting.map(async |((name, attempt), id)| {
-            match self.start_and_look(&id).await {
+            match self.start(&id).await {
                 Ok(()) => {
                     // The runtime may have told of it already.
                     self.started(&id);
@@ -253,23 +253,19 @@ impl Driver {
         }
     }
 
-    /// A runtime whose NRI is disturbed may say so seconds after the container has begun to run.
-    async fn start_and_look(self: &Arc<Self>, id: &ContainerId) -> Result<(), ReplayError> {
-        let mut start = pin!(self.start(id));
-        loop {
-            match timeout(EVENT_LIMIT, &mut start).await {
-                Ok(result) => return result,
-                Err(_) => Arc::clone(self).verify(id.clone()).await,
-            }
-        }
-    }
-
-    async fn start(&self, id: &ContainerId) -> Result<(), ReplayError> {
+    /// A runtime whose NRI is disturbed may say only seconds later that the container runs.
+    async fn start(self: &Arc<Self>, id: &ContainerId) -> Result<(), ReplayError> {
         let _turn = self.bounds.to_make().await;
         if !self.wants(Task::Start(id)) {
             return Err(ReplayError::Unwanted);
         }
-        Ok(self.tools.cri.start_container(id).await?)
+        let mut start = pin!(self.tools.cri.start_container(id));
+        loop {
+            match timeout(EVENT_LIMIT, &mut start).await {
+                Ok(result) => return Ok(result?),
+                Err(_) => Arc::clone(self).verify(id.clone()).await,
+            }
+        }
     }
 
     /// Leaves the traces that people look for.

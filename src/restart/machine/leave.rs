@@ -113,18 +113,22 @@ impl Machine {
         until.max(seen)
     }
 
+    /// The new attempts of regular containers that run.
+    pub(super) fn running_regulars(&self) -> impl Iterator<Item = &ContainerId> {
+        let members = self.members();
+        let regulars = members.filter(|(member, _)| member.kind == ContainerKind::Regular);
+        regulars.filter_map(|(_, progress)| match &progress.new {
+            NewState::Running(id) => Some(id),
+            NewState::None | NewState::Ended(..) => None,
+        })
+    }
+
     /// What runs of a pod that can only fail.
     pub(super) fn kills_of_halved(&mut self) -> Vec<Effect> {
         if !self.is_halved() {
             return Vec::new();
         }
-        let regulars = self.plan.members.iter().zip(&self.progress);
-        let regulars = regulars.filter(|(member, _)| member.kind == ContainerKind::Regular);
-        let running = regulars.filter_map(|(_, progress)| match &progress.new {
-            NewState::Running(id) => Some(id.clone()),
-            NewState::None | NewState::Ended(..) => None,
-        });
-        let running: Vec<ContainerId> = running.collect();
+        let running: Vec<ContainerId> = self.running_regulars().cloned().collect();
         let news = running.into_iter();
         news.filter(|id| self.ending.insert(id.clone()))
             .map(Effect::Kill)

@@ -90,7 +90,7 @@ impl Machine {
         let members = self.plan.members.iter();
         self.replay.asked = members.map(|it| it.name.clone()).collect();
         let all_there = (0..self.progress.len()).all(|index| self.is_there(index));
-        let halved = !all_there && self.has_running_regular();
+        let halved = !all_there && self.running_regulars().next().is_some();
         let limit = if halved { HALVED_LIMIT } else { AGAIN_LIMIT };
         if elapsed >= limit || self.is_seen() {
             self.plan.starter = Starter::Kubelet(why.into());
@@ -117,13 +117,6 @@ impl Machine {
         let runs = matches!(progress.new, NewState::Running(_));
         let done = self.plan.members[index].kind == ContainerKind::Init && self.passed(index);
         progress.made.is_some() || runs || done
-    }
-
-    fn has_running_regular(&self) -> bool {
-        self.members().any(|(member, it)| {
-            let runs = matches!(it.new, NewState::Running(_));
-            member.kind == ContainerKind::Regular && runs
-        })
     }
 
     /// When the kubelet must be left to start what does not run by then.

@@ -19,7 +19,7 @@ use crate::restart::machine::{Effect, Event, FoundState, Machine, Phase};
 use crate::restart::plan::{Generation, Plan, Starter};
 use crate::restart::pod::{Command, Gate, Known, Order, Pod, Shared, Task, Wanted};
 use crate::restart::record::Record;
-use crate::restart::times::RELIST_INTERVAL;
+use crate::restart::times::{RELIST_INTERVAL, RESERVED_LIMIT};
 use crate::restart::turns::Turns;
 
 /// What a container has ended with that was not started.
@@ -669,9 +669,10 @@ impl World {
     }
 
     /// Whether an attempt is asked for again whose name somebody else has.
-    pub(super) fn goes_on_asking(&self, batch: usize, _since: Ms) -> bool {
+    pub(super) fn goes_on_asking(&self, batch: usize, since: Ms) -> bool {
         let batch = self.plugin.as_ref().and_then(|it| it.batches.get(batch));
-        batch.is_some_and(|it| self.wants(Task::Replay(&it.generation.0)))
+        let in_time = Duration::from_millis(self.now - since) < RESERVED_LIMIT;
+        in_time && batch.is_some_and(|it| self.wants(Task::Replay(&it.generation.0)))
     }
 
     /// An attempt is there, or is not going to be.

@@ -9,7 +9,7 @@ use futures::future::try_join_all;
 use crate::evidence::Deed;
 use crate::pod::LivePod;
 use crate::restarted::Before;
-use crate::scenario::{Scenario, Skipped, scenarios};
+use crate::scenario::{Scenario, Skipped, scenarios, telling_nodes_apart};
 use crate::shape::{Kind, Shape};
 use crate::slow::SlowRuntime;
 use crate::stage::Stage;
@@ -30,10 +30,9 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         thirty_always_pods_restart_at_once,
         thirty_never_pods_are_replayed_at_once,
     ];
-    let apart = scenarios![Undisturbed:
+    scenarios.extend(telling_nodes_apart(scenarios![Undisturbed:
         fifteen_never_pods_are_replayed_at_once_on_a_runtime_that_is_ten_times_slower,
-    ];
-    scenarios.extend(apart.into_iter().map(Scenario::telling_nodes_apart));
+    ]));
     scenarios
 }
 

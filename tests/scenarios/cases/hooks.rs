@@ -10,7 +10,7 @@ use crate::evidence::Deed;
 use crate::pod::LivePod;
 use crate::restarted::Before;
 use crate::runtime::{State, describe};
-use crate::scenario::{Scenario, Skipped, scenarios};
+use crate::scenario::{Scenario, Skipped, scenarios, telling_nodes_apart};
 use crate::shape::Shape;
 use crate::stage::Stage;
 use crate::wait::{self, PATIENCE};
@@ -19,11 +19,10 @@ const REFUSE_HOOKS: &str = "enable = true\nreject_oci_hook_adjustment = true\n";
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
     let mut scenarios = scenarios![Alone: exit_is_seen_soon_when_the_hook_is_gone];
-    let apart = scenarios![Alone:
+    scenarios.extend(telling_nodes_apart(scenarios![Alone:
         pods_run_and_restart_where_the_runtime_refuses_hooks,
         pod_that_requires_the_plugin_waits_for_it,
-    ];
-    scenarios.extend(apart.into_iter().map(Scenario::telling_nodes_apart));
+    ]));
     scenarios
 }
 

@@ -4,19 +4,17 @@
 use anyhow::{Result, bail, ensure};
 
 use crate::node::NATIVE;
-use crate::scenario::{Scenario, Skipped, scenarios};
+use crate::scenario::{Scenario, Skipped, scenarios, telling_nodes_apart};
 use crate::shape::Shape;
 use crate::stage::Stage;
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
-    let scenarios = scenarios![Shared:
+    telling_nodes_apart(scenarios![Shared:
         kubelet_alone_fails_a_never_pod,
         kubelet_alone_restarts_one_container_of_an_always_pod,
         a_pod_that_does_not_restart_is_noticed,
         kubelet_alone_restarts_all_where_it_can,
-    ];
-    let apart = scenarios.into_iter().map(Scenario::telling_nodes_apart);
-    apart.collect()
+    ])
 }
 
 async fn kubelet_alone_fails_a_never_pod(stage: Stage) -> Result<()> {

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::under;
 use crate::restarted::Before;
-use crate::scenario::{Scenario, Skipped, scenarios};
+use crate::scenario::{Scenario, Skipped, scenarios, telling_nodes_apart};
 use crate::shape::RestartPolicy::{Always, Never};
 use crate::shape::{Shape, rule};
 use crate::stage::Stage;
@@ -29,8 +29,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         "with_users_of_its_own_is_replayed",
         |stage, shape| has_users_of_its_own(stage, shape, "Auto"),
     );
-    let apart = restarts.into_iter().chain(is_replayed);
-    scenarios.extend(apart.map(Scenario::telling_nodes_apart));
+    scenarios.extend(telling_nodes_apart([restarts, is_replayed].concat()));
     scenarios
 }
 

@@ -7,19 +7,17 @@ use serde_json::{Value, json};
 
 use crate::node::NATIVE;
 use crate::pod::LivePod;
-use crate::scenario::{Scenario, Skipped, scenarios};
+use crate::scenario::{Scenario, Skipped, scenarios, telling_nodes_apart};
 use crate::shape::{Shape, restart_all_on, rule};
 use crate::stage::Stage;
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
-    let scenarios = scenarios![Shared:
+    telling_nodes_apart(scenarios![Shared:
         rules_in_the_spec_restart_all_containers,
         rules_in_the_spec_restart_one_container,
         annotations_go_before_rules_in_the_spec,
         annotations_are_not_used_beside_rules_that_the_kubelet_acts_on,
-    ];
-    let apart = scenarios.into_iter().map(Scenario::telling_nodes_apart);
-    apart.collect()
+    ])
 }
 
 fn with_rules(shape: Shape, rules: &Value) -> Shape {

@@ -70,8 +70,8 @@ async fn pods_restart_while_the_api_server_is_away(stage: Stage) -> Result<()> {
             restarts_unseen(pod).await?;
         }
         anyhow::Ok(())
-    };
-    let restarted = restarted.await;
+    }
+    .await;
     stage.node.script("start", "apiserver").await?;
     restarted?;
     for (pod, before) in pods.iter().zip(&before) {

@@ -108,13 +108,13 @@ impl Case {
         if let Some((kind, _)) = now.restarting.iter().find(|(_, told)| told.status) {
             return Ok(Err(format!("{kind} is True: {}", unsettled())));
         }
-        // One that has failed, because nobody held its exits any more, has failed by whatever was last.
         let ran = containers.iter().any(|it| it.state() == State::Running);
         let mut broken = now.containers.iter();
         let broken = broken.find(|(_, seen)| seen.state.contains("StartError"));
         if broken.is_some() && self.may_be_cancelled && now.is_over() && !ran {
             return Ok(Ok(CANCELLED));
         }
+        // One that has failed, because nobody held its exits any more, has failed by whatever was last.
         if let Some((name, _)) = broken.filter(|_| must_restart || !now.is_over()) {
             return Ok(Err(format!("{name} could not be started: {}", unsettled())));
         }
