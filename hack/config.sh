@@ -161,7 +161,6 @@ cgroupRoot: $(cgroup)
 failCgroupV1: false
 failSwapOn: false
 enforceNodeAllocatable: []
-localStorageCapacityIsolation: false
 oomScoreAdj: 0
 resolvConf: ""
 clusterDNS: ["$(node_ip)"]
@@ -171,6 +170,7 @@ staticPodPath: $DIR/manifests
 volumePluginDir: $DIR/volume-plugins
 makeIPTablesUtilChains: false
 imageGCHighThresholdPercent: 100
+volumeStatsAggPeriod: 5s
 evictionHard:
   memory.available: "0%"
   nodefs.available: "0%"
@@ -307,6 +307,10 @@ write_commands() {
         --bind-address=127.0.0.1 --secure-port="$(port controller-manager)" \
         --tls-cert-file="$DIR/pki/apiserver.crt" --tls-private-key-file="$DIR/pki/apiserver.key"
 
+    # Started by whoever wants it: pods here have their node.
+    write_command scheduler "$(k8s_bin "$K8S")/kube-scheduler" --v=2 "${gates[@]}" \
+        --kubeconfig="$DIR/controller-manager.kubeconfig" --leader-elect=false --secure-port=0
+
     write_command containerd "$(containerd_bin "$CONTAINERD")/containerd" \
         --config="$DIR/containerd.toml"
 
@@ -340,5 +344,6 @@ STATIC_POD_PATH=$DIR/manifests
 KUBECTL=$(k8s_bin "$K8S")/kubectl
 CTR=$(containerd_bin "$CONTAINERD")/ctr
 BUSYBOX_IMAGE=$BUSYBOX_IMAGE
+OTHER_IMAGE=$OTHER_IMAGE
 END
 }

@@ -1,15 +1,18 @@
-# Makes the two images that a node needs, as docker archives, from local programs. Sourced.
+# Makes the images that a node needs, as docker archives, from local programs. Sourced.
 # shellcheck shell=bash
 
 # No host of that name serves images: what is not imported fails instead of being pulled.
 readonly BUSYBOX_IMAGE=localhost/reprise/busybox:1
+readonly OTHER_IMAGE=localhost/reprise/busybox:2
 readonly PAUSE_IMAGE=localhost/reprise/pause:1
 
-images_dir() { echo "$CACHE/images"; }
+# The number goes up with what is built.
+images_dir() { echo "$CACHE/images-2"; }
 
 # Packs a root file system as the only layer of an image, with its parts in ROOT.image.
 pack_image() { # ROOT TAG COMMAND TAR
     local root=$1 tag=$2 command=$3 tar=$4 work=$1.image digest
+    rm -rf "$work"
     mkdir "$work"
     tar -C "$root" --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -cf "$work/layer.tar" .
     digest=$(sha256sum "$work/layer.tar" | cut -d' ' -f1)
@@ -40,6 +43,8 @@ build_images() { # _ TEMP, see build_once
     local temp=$2 root=$2/src
     busybox_root "$root/busybox"
     pack_image "$root/busybox" "$BUSYBOX_IMAGE" /bin/sh "$temp/bin/busybox.tar"
+    touch "$root/busybox/other"
+    pack_image "$root/busybox" "$OTHER_IMAGE" /bin/sh "$temp/bin/busybox-other.tar"
     mkdir -p "$root/pause"
     cc -Os -static -o "$root/pause/pause" "$HERE/pause.c"
     strip "$root/pause/pause"

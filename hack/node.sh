@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A real Kubernetes node (etcd, kube-apiserver, kube-controller-manager, kubelet, containerd, runc) on
+# A real Kubernetes node (etcd, kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, containerd, runc) on
 # this machine, any number of them side by side. See README.md beside this file.
 set -euo pipefail
 
@@ -12,7 +12,7 @@ done
 
 # Short, because a unix socket's path has 107 characters at most.
 readonly NODES=${REPRISE_NODES:-/tmp/reprise-nodes}
-readonly COMPONENTS=(etcd apiserver controller-manager containerd "${KUBELETS[@]}")
+readonly COMPONENTS=(etcd apiserver controller-manager scheduler containerd "${KUBELETS[@]}")
 
 usage() {
     cat <<END
@@ -21,8 +21,8 @@ usage: node.sh build [VERSIONS]                      build and install what a no
                [--nri-plugin-dir DIR] [--no-nri] [--feature-gates K=V,...]
        node.sh env NAME                              print the variables again
        node.sh down NAME                             end it and remove every trace
-       node.sh start|stop|kill NAME COMPONENT        one of: ${COMPONENTS[*]:0:3}
-                                                     ${COMPONENTS[*]:3}
+       node.sh start|stop|kill NAME COMPONENT        one of: ${COMPONENTS[*]:0:4}
+                                                     ${COMPONENTS[*]:4}
        node.sh list                                  nodes and the state of their components
        node.sh packages                              install Debian packages, as build does
        node.sh protos                                print where upstream's .proto files are
@@ -81,7 +81,7 @@ build() {
     ensure_packages
     ensure_images
     ensure_containerd "$CONTAINERD"
-    ensure_kubernetes "$K8S" kube-apiserver kube-controller-manager kubectl
+    ensure_kubernetes "$K8S" kube-apiserver kube-controller-manager kube-scheduler kubectl
     ensure_kubernetes "$KUBELET" kubelet
     ensure_protos
 }
@@ -133,7 +133,7 @@ down() {
         return
     }
     local component
-    for component in "${KUBELETS[@]}" containerd controller-manager apiserver etcd; do
+    for component in "${KUBELETS[@]}" containerd scheduler controller-manager apiserver etcd; do
         end_component KILL "$component"
     done
     remove_cgroups

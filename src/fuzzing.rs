@@ -22,6 +22,7 @@ pub fn stub(tools: Tools, run_dir: &Path) -> StubBuilder<impl Plugin> {
     let registry = Registry::new(Arc::new(tools), Pods::default(), HashMap::new());
     plugin.begin(Parts {
         registry: Arc::new(registry),
+        declaration: None,
         records,
         hook: "/opt/reprise".into(),
         hook_socket: run_dir.join("hook.sock"),

@@ -87,8 +87,8 @@ pub(super) fn warnings(container: &Container, policy: &Policy) -> Vec<String> {
              list 0 in a NotIn rule"
         ));
     }
-    let killed = [137, 143].into_iter().filter(|&code| restarts(code));
-    let killed: Vec<_> = killed.map(|code| code.to_string()).collect();
+    let killed = policy.kills_that_restart(name);
+    let killed: Vec<_> = killed.iter().map(ToString::to_string).collect();
     if !killed.is_empty() {
         warnings.push(format!(
             "{name} restarts the pod with exit {}, which it also ends with when somebody else kills it (SIGKILL: 137, \

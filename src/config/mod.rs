@@ -14,6 +14,7 @@ pub use values::{BadValue, CriEndpoint, LogFormat, LogLevel, NriIndex};
 
 use crate::policy::Start;
 use crate::restart::back_off::{BackOff, BackOffError};
+use crate::restart::replay::Devices;
 use crate::yaml::YamlError;
 
 const DEFAULT_FILE: &str = "/etc/reprise/config.yaml";
@@ -113,6 +114,10 @@ pub struct Config {
     pub wait: bool,
     /// Who starts containers again, see [`Start::asked`].
     pub start: Start,
+    /// Devices that containers may have which are started by replay.
+    pub replay_devices: Vec<Devices>,
+    /// Whether to declare on the node what is honoured of pods' specs.
+    pub declare_features: bool,
     /// The gaps between restarts of one pod.
     pub back_off: BackOff,
     /// How log lines are written.
@@ -181,6 +186,8 @@ impl Config {
                 .unwrap_or_else(|| "/etc/kubernetes/manifests".into()),
             wait: settings.wait.unwrap_or_default(),
             start: settings.start.unwrap_or_default(),
+            declare_features: settings.declare_features.unwrap_or_default(),
+            replay_devices: settings.replay_devices.unwrap_or_default(),
             back_off: BackOff::try_new(
                 seconds(settings.back_off, 10),
                 seconds(settings.back_off_max, 300),

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use super::ConfigError;
 use super::values::{CriEndpoint, LogFormat, LogLevel, NriIndex};
 use crate::policy::Start;
+use crate::restart::replay::Devices;
 use crate::yaml;
 
 /// The command line of `reprise run`.
@@ -66,6 +67,20 @@ pub struct Settings {
     /// Who starts containers again; a pod may ask for something else, unless this is Kubelet [default: Auto]
     #[arg(long, value_name = "WHO", env = "REPRISE_START")]
     pub start: Option<Start>,
+    /// Extended resources whose device plugins want no call before a container starts, so that containers with
+    /// them may be started by replay: VENDOR/NAME or VENDOR/*, separated by commas [default: none]
+    #[arg(
+        long,
+        value_name = "NAMES",
+        env = "REPRISE_REPLAY_DEVICES",
+        value_delimiter = ','
+    )]
+    pub replay_devices: Option<Vec<Devices>>,
+    /// Declare on the node what is honoured of pods' specs in the kubelet's place, so that schedulers from 1.36 on send
+    /// such pods there [default: no]
+    #[arg(long, value_name = "BOOL", env = "REPRISE_DECLARE_FEATURES", value_parser = BoolishValueParser::new(),
+        num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub declare_features: Option<bool>,
     /// The pause before the second restart of a pod in a row, in seconds; it doubles with each that
     /// follows; 0: no pauses at all [default: 10]
     #[arg(long, value_name = "SECONDS", env = "REPRISE_BACK_OFF")]
@@ -111,6 +126,8 @@ impl Settings {
             static_pod_path: self.static_pod_path.or(lower.static_pod_path),
             wait: self.wait.or(lower.wait),
             start: self.start.or(lower.start),
+            declare_features: self.declare_features.or(lower.declare_features),
+            replay_devices: self.replay_devices.or(lower.replay_devices),
             back_off: self.back_off.or(lower.back_off),
             back_off_max: self.back_off_max.or(lower.back_off_max),
             back_off_reset: self.back_off_reset.or(lower.back_off_reset),

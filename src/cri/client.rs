@@ -13,8 +13,9 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Request, Response, Status};
 
 use super::api::runtime::v1 as api;
+use super::api::runtime::v1::image_service_client::ImageServiceClient;
 use super::api::runtime::v1::runtime_service_client::RuntimeServiceClient;
-use super::config::{Recovered, recover};
+use super::config::{Recovered, as_asked_for, recover};
 use super::containerd::Containerd;
 use super::error::CriError;
 use super::handlers;
@@ -185,7 +186,7 @@ impl Client {
         let (rpc, _turn) = self.verbose_rpc().await;
         let mut answer = self.status_of(rpc, id, true).await?;
         let recovered = match answer.info.remove(INFO) {
-            Some(info) => recover("ContainerStatus", &info)?,
+            Some(info) => recover("ContainerStatus", &info)?.map(as_asked_for),
             None => None,
         };
         Ok((known(answer.status, id)?, recovered))
@@ -219,6 +220,17 @@ impl Client {
             Some(info) => recover("PodSandboxStatus", &info),
             None => Ok(None),
         }
+    }
+
+    /// The image that is found by this name now, as containers are made from it; `None`: there is none.
+    pub async fn image_id(&self, image: api::ImageSpec) -> Result<Option<String>, CriError> {
+        let message = api::ImageStatusRequest { image: Some(image) };
+        let call = self.read("ImageStatus");
+        let mut images = ImageServiceClient::new(self.channel());
+        let answer = call
+            .finish(images.image_status(call.request(message)))
+            .await?;
+        Ok(answer.image.map(|image| image.id))
     }
 
     /// Makes a container without starting it. `sandbox_config` must be the one that the sandbox was made with: containerd

@@ -7,6 +7,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::api::runtime::v1::ContainerConfig;
 use super::error::CriError;
 
 /// A configuration that was got back, and what of it could not be.
@@ -52,6 +53,19 @@ where
     let mut lost = Vec::new();
     find_lost(&original, &kept, "", &mut lost);
     Ok(Some(Recovered { config, lost }))
+}
+
+/// As the kubelet has asked for it: containerd writes into it where on the host it has mounted an image, and refuses what
+/// has both (`mutateImageMount`, `internal/cri/server/container_image_mount.go`, 2.1).
+pub(super) fn as_asked_for(
+    mut recovered: Recovered<ContainerConfig>,
+) -> Recovered<ContainerConfig> {
+    for mount in &mut recovered.config.mounts {
+        if mount.image.as_ref().is_some_and(|it| !it.image.is_empty()) {
+            mount.host_path.clear();
+        }
+    }
+    recovered
 }
 
 /// Collects the paths of everything in `original` that `kept` does not have just so.

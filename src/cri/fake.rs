@@ -34,6 +34,8 @@ pub(crate) struct Answers {
     /// What is said instead of a container's verbose status: JSON, or why not.
     pub(crate) told: BTreeMap<String, Result<String, Status>>,
     pub(crate) process: Option<Process>,
+    /// Images by name, with their identifiers.
+    pub(crate) images: BTreeMap<String, String>,
     /// The calls that came, by name, with what matters of them.
     pub(crate) calls: Vec<String>,
 }
@@ -85,6 +87,9 @@ impl Fake {
         runtime.spawn(
             Server::builder()
                 .add_service(api::runtime_service_server::RuntimeServiceServer::new(
+                    self.service.clone(),
+                ))
+                .add_service(api::image_service_server::ImageServiceServer::new(
                     self.service.clone(),
                 ))
                 .add_service(events::events_server::EventsServer::new(
@@ -275,6 +280,19 @@ impl api::runtime_service_server::RuntimeService for Service {
     ) -> Result<Response<api::RemoveContainerResponse>, Status> {
         drop(self.called("RemoveContainer").await?);
         Ok(Response::new(api::RemoveContainerResponse {}))
+    }
+}
+
+#[tonic::async_trait]
+impl api::image_service_server::ImageService for Service {
+    async fn image_status(
+        &self,
+        request: Request<api::ImageStatusRequest>,
+    ) -> Result<Response<api::ImageStatusResponse>, Status> {
+        let name = request.into_inner().image.unwrap_or_default().image;
+        let id = self.called("ImageStatus").await?.images.get(&name).cloned();
+        let image = id.map(|id| api::Image { id });
+        Ok(Response::new(api::ImageStatusResponse { image }))
     }
 }
 

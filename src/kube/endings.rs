@@ -1,4 +1,5 @@
-//! Whether the kubelet is ending a pod by itself: eviction, preemption, `activeDeadlineSeconds`, the node's shutdown.
+//! Whether the kubelet is ending a pod by itself (eviction, preemption, `activeDeadlineSeconds`, the node's shutdown), or one
+//! container, to start it again (a liveness probe, a new image, a resize).
 //!
 //! The pod's status says nothing of it until all containers are dead (`mergePodStatus`,
 //! `pkg/kubelet/status/status_manager.go`). But before the kubelet stops a container, it publishes an event
@@ -15,7 +16,7 @@ use kube::api::ListParams;
 use kube::{Api, Client, Error};
 use tokio::time::{Duration, timeout};
 
-use crate::ids::{PodKey, PodUid};
+use crate::ids::{ContainerName, PodKey, PodUid};
 
 /// How long the API server may take over it.
 const LIMIT: Duration = Duration::from_secs(2);
@@ -23,6 +24,18 @@ const LIMIT: Duration = Duration::from_secs(2);
 const REASON: &str = "Killing";
 /// How its message begins if it gives no reason.
 const STOPPING: &str = "Stopping container ";
+/// How it ends if the container is started again in the same breath, whatever it exits with (`computePodActions`,
+/// `computePodResizeAction`, `pkg/kubelet/kuberuntime/kuberuntime_manager.go`).
+const STARTS_AGAIN: [&str; 2] = ["will be restarted", "resize requires restart"];
+
+/// What the kubelet ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Ending {
+    /// That container, which it starts again by itself.
+    Container,
+    /// The pod.
+    Pod,
+}
 
 /// Asks the API server.
 #[derive(Clone)]
@@ -41,21 +54,30 @@ impl Endings {
         }
     }
 
-    /// Whether the kubelet has begun to end that pod since `since`, which is when the container was made whose exit raises
-    /// the question: what it stopped before, it has started again. `uid`: the one that the kubelet knows the pod by. What
-    /// nobody can tell is not so.
-    pub async fn has_begun(&self, pod: &PodKey, uid: &PodUid, since: Timestamp) -> bool {
+    /// What the kubelet has begun to end of that pod since `since`, which is when the container was made whose exit raises
+    /// the question: what it stopped before, it has started again. `uid`: the one that the kubelet knows the pod by. `None`:
+    /// nothing, or nobody can tell.
+    pub async fn begun(
+        &self,
+        pod: &PodKey,
+        uid: &PodUid,
+        container: &ContainerName,
+        since: Timestamp,
+    ) -> Option<Ending> {
         let api = Api::<Event>::namespaced(self.client.clone(), &pod.namespace);
         let of_pod = format!("involvedObject.uid={uid},reason={REASON}");
         match timeout(LIMIT, api.list(&ListParams::default().fields(&of_pod))).await {
-            Ok(Ok(events)) => events.items.iter().any(|event| ends(event, since)),
+            Ok(Ok(events)) => {
+                let since = events.items.iter().filter(|event| is_after(event, since));
+                since.filter_map(|event| ending(event, container)).max()
+            }
             Ok(Err(error)) => {
                 self.tell(pod, &error);
-                false
+                None
             }
             Err(_) => {
                 tracing::debug!(%pod, "the API server does not tell whether the kubelet is ending a pod");
-                false
+                None
             }
         }
     }
@@ -77,9 +99,16 @@ impl fmt::Debug for Endings {
     }
 }
 
-fn ends(event: &Event, since: Timestamp) -> bool {
+fn ending(event: &Event, container: &ContainerName) -> Option<Ending> {
     let message = event.message.as_deref().unwrap_or_default();
-    message.starts_with(STOPPING) && is_after(event, since)
+    let of_container = message.starts_with(&format!("Container {container} "));
+    if message.starts_with(STOPPING) {
+        Some(Ending::Pod)
+    } else if of_container && STARTS_AGAIN.iter().any(|it| message.ends_with(it)) {
+        Some(Ending::Container)
+    } else {
+        None
+    }
 }
 
 /// Events tell seconds; one that was published once has the nanosecond in its name (`GenerateEventName`,
@@ -117,7 +146,7 @@ mod tests {
     }
 
     /// What becomes of an API server's answer, and what it was asked.
-    async fn answered(status: StatusCode, answer: Value) -> (bool, String) {
+    async fn answered(status: StatusCode, answer: Value) -> (Option<Ending>, String) {
         let (service, mut server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
         let endings = Endings::new(Client::new(service, "default"));
         let pod = PodKey {
@@ -125,7 +154,10 @@ mod tests {
             name: "p".to_owned(),
         };
         let since = "2026-01-01T10:00:00.5Z".parse().unwrap();
-        let asked = tokio::spawn(async move { endings.has_begun(&pod, &"u".into(), since).await });
+        let asked = tokio::spawn(async move {
+            let (uid, container) = ("u".into(), "a".into());
+            endings.begun(&pod, &uid, &container, since).await
+        });
         let (request, send) = server.next_request().await.unwrap();
         let body = Body::from(answer.to_string().into_bytes());
         send.send_response(Response::builder().status(status).body(body).unwrap());
@@ -133,23 +165,45 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_pod_all_of_whose_containers_are_stopped_ends() {
+    async fn what_the_kubelet_stops_without_a_reason_ends_its_pod_and_what_it_starts_again_itself()
+    {
         let name = |at: &str| format!("p.{:x}", at.parse::<Timestamp>().unwrap().as_nanosecond());
         let (early, late) = (
             name("2026-01-01T10:00:00.4Z"),
             name("2026-01-01T10:00:00.6Z"),
         );
         let stops = "Stopping container a";
-        let starts_again = "Container a failed liveness probe, will be restarted";
+        let again = "Container a failed liveness probe, will be restarted";
+        let (pod, container) = (Some(Ending::Pod), Some(Ending::Container));
         let cases = [
-            ("p.1", stops, "2026-01-01T10:00:07Z", true),
-            ("p.1", stops, "2026-01-01T10:00:00Z", false),
-            ("p", stops, "2026-01-01T10:00:00Z", false),
-            (&late, stops, "2026-01-01T10:00:00Z", true),
-            (&early, stops, "2026-01-01T10:00:00Z", false),
+            ("p.1", stops, "2026-01-01T10:00:07Z", pod),
+            ("p.1", stops, "2026-01-01T10:00:00Z", None),
+            ("p", stops, "2026-01-01T10:00:00Z", None),
+            (&late, stops, "2026-01-01T10:00:00Z", pod),
+            (&early, stops, "2026-01-01T10:00:00Z", None),
             // Published again since.
-            (&early, stops, "2026-01-01T10:00:07Z", true),
-            ("p.1", starts_again, "2026-01-01T10:00:07Z", false),
+            (&early, stops, "2026-01-01T10:00:07Z", pod),
+            ("p.1", again, "2026-01-01T10:00:07Z", container),
+            ("p.1", again, "2026-01-01T10:00:00Z", None),
+            (
+                "p.1",
+                "Container a resize requires restart",
+                "2026-01-01T10:00:07Z",
+                container,
+            ),
+            // Under Never it stays as it is: its exit is the rules'.
+            (
+                "p.1",
+                "Container a failed liveness probe",
+                "2026-01-01T10:00:07Z",
+                None,
+            ),
+            (
+                "p.1",
+                "Container ab failed liveness probe, will be restarted",
+                "2026-01-01T10:00:07Z",
+                None,
+            ),
         ];
         for (name, message, at, ends) in cases {
             let list = json!({"metadata": {}, "items": [event(name, message, at)]});
@@ -167,6 +221,6 @@ mod tests {
     async fn what_the_api_server_does_not_tell_is_not_so() {
         let denial =
             json!({"status": "Failure", "code": 403, "message": "no", "reason": "Forbidden"});
-        assert!(!answered(StatusCode::FORBIDDEN, denial).await.0);
+        assert_eq!(answered(StatusCode::FORBIDDEN, denial).await.0, None);
     }
 }

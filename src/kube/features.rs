@@ -1,5 +1,7 @@
 //! What this node's kubelet does by itself.
 
+use std::sync::Arc;
+
 use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::Node;
 use kube::runtime::WatchStreamExt;
@@ -7,9 +9,11 @@ use kube::runtime::watcher::{self, watch_object};
 use kube::{Api, Client};
 use tokio::sync::watch;
 
+use super::declaration::{self, Declaration};
+
 /// The entry of `status.declaredFeatures` (`component-helpers/nodedeclaredfeatures/features/restartallcontainers`,
 /// k8s 1.35, 1.36).
-const RESTART_ALL: &str = "RestartAllContainersOnContainerExits";
+pub(super) const RESTART_ALL: &str = "RestartAllContainersOnContainerExits";
 /// From this version on, the gate `ContainerRestartRules` is on unless somebody turns it off; in 1.34 it is alpha
 /// (`pkg/features/kube_features.go`, k8s 1.36). No entry in `status.declaredFeatures` tells of it
 /// (`component-helpers/nodedeclaredfeatures/features/registry.go`, k8s 1.35, 1.36).
@@ -35,12 +39,9 @@ impl KubeletFeatures {
     /// What the kubelet says of itself in its node's status.
     #[must_use]
     pub fn from_node(node: &Node) -> Self {
-        let status = node.status.as_ref();
-        let declared = status.and_then(|status| status.declared_features.as_ref());
-        let restart_all =
-            declared.is_some_and(|declared| declared.iter().any(|it| it == RESTART_ALL));
-        let info = status.and_then(|status| status.node_info.as_ref());
-        let version = info.and_then(|info| version(&info.kubelet_version));
+        let is_declared = declared(node).any(|it| it == RESTART_ALL);
+        let restart_all = is_declared && !declaration::is_ours(node);
+        let version = version(node);
         Self {
             // The gate that is declared needs the other one (`defaultKubernetesFeatureGateDependencies`,
             // `pkg/features/kube_features.go`, k8s 1.36).
@@ -51,25 +52,45 @@ impl KubeletFeatures {
     }
 }
 
+/// What is said to be honoured on the node.
+pub(super) fn declared(node: &Node) -> impl Iterator<Item = &str> {
+    let status = node.status.as_ref();
+    let declared = status.and_then(|status| status.declared_features.as_ref());
+    declared.into_iter().flatten().map(String::as_str)
+}
+
+/// The first two numbers of its kubelet's version, if that can be told.
+pub(super) fn version(node: &Node) -> Option<(u32, u32)> {
+    let info = node.status.as_ref()?.node_info.as_ref()?;
+    numbers(&info.kubelet_version)
+}
+
 /// Reads the beginning of `v1.36.3`, `v1.35.0-rc.1+vendor`.
-fn version(text: &str) -> Option<(u32, u32)> {
+fn numbers(text: &str) -> Option<(u32, u32)> {
     let mut parts = text.strip_prefix('v').unwrap_or(text).split('.');
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
 /// Watches the node's object for as long as the receiver is kept: `None` until the API server has told of it, then
-/// what it told last. Must be called on the async runtime.
+/// what it told last. The node's declaration is compared with each. Must be called on the async runtime.
 #[must_use]
-pub fn watch_features(client: Client, node: &str) -> watch::Receiver<Option<KubeletFeatures>> {
+pub fn watch_features(
+    client: Client,
+    node: &str,
+    declaration: Arc<Declaration>,
+) -> watch::Receiver<Option<KubeletFeatures>> {
     let (known, receiver) = watch::channel(None);
     let stream = watch_object(Api::<Node>::all(client), node).default_backoff();
-    tokio::spawn(follow(stream, known));
+    tokio::spawn(follow(stream, known, async move |node| {
+        declaration.compare(&node).await;
+    }));
     receiver
 }
 
 async fn follow(
     stream: impl Stream<Item = watcher::Result<Option<Node>>>,
     known: watch::Sender<Option<KubeletFeatures>>,
+    heard: impl AsyncFn(Node),
 ) {
     let mut stream = std::pin::pin!(stream);
     let mut said = false;
@@ -82,6 +103,7 @@ async fn follow(
             Some(Ok(Some(node))) => {
                 let features = KubeletFeatures::from_node(&node);
                 known.send_if_modified(|known| known.replace(features) != Some(features));
+                heard(node).await;
             }
             // The kubelet registers itself again.
             Some(Ok(None)) => {}
@@ -174,7 +196,7 @@ mod tests {
             away(),
             Ok(None),
         ]);
-        follow(events, known).await;
+        follow(events, known, async |_| ()).await;
         assert!(receiver.borrow().is_some_and(acts_on(true, true)));
     }
 
@@ -183,7 +205,7 @@ mod tests {
         let (known, mut receiver) = watch::channel(None);
         let (events, stream) = tokio::sync::mpsc::unbounded_channel();
         let stream = tokio_stream::wrappers::UnboundedReceiverStream::new(stream);
-        let task = tokio::spawn(follow(stream, known));
+        let task = tokio::spawn(follow(stream, known, async |_| ()));
         events.send(Ok(Some(node("v1.35.4", &[])))).unwrap();
         receiver.changed().await.unwrap();
         let known = *receiver.borrow_and_update();
@@ -199,6 +221,6 @@ mod tests {
     async fn the_watch_ends_with_its_receiver() {
         let (known, receiver) = watch::channel(None);
         drop(receiver);
-        follow(futures::stream::pending(), known).await;
+        follow(futures::stream::pending(), known, async |_| ()).await;
     }
 }

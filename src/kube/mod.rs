@@ -2,6 +2,7 @@
 
 mod conditions;
 mod connect;
+mod declaration;
 mod endings;
 mod events;
 mod features;
@@ -12,7 +13,8 @@ mod static_pods;
 
 pub use conditions::{Condition, Conditions};
 pub use connect::{KubeError, connect};
-pub use endings::Endings;
+pub use declaration::Declaration;
+pub use endings::{Ending, Endings};
 pub use events::{EventKind, Events};
 pub use features::{KubeletFeatures, watch_features};
 pub use pod_spec::{ContainerKind, ContainerSpec, PodSpec, RestartPolicy};

@@ -63,6 +63,11 @@ pub struct ContainerSpec {
     pub rules: Vec<ContainerRestartRule>,
     /// What the kubelet does at its start beside creating and starting it.
     pub duties: BTreeSet<StartDuty>,
+    /// Extended resources, which device plugins give it.
+    pub devices: BTreeSet<String>,
+    /// How much memory it requests, as the API has it: of what may be changed in place, this alone does not show in the
+    /// runtime.
+    pub memory_request: Option<String>,
 }
 
 /// A pod as the API server last told of it.
@@ -87,6 +92,9 @@ pub struct PodSpec {
     pub restarting: BTreeSet<String>,
     /// The newest container of each name that the kubelet has seen, by its status.
     pub recorded: BTreeSet<ContainerId>,
+    /// Whether the spec is, or may be, another than the one that the pod was made with. From 1.33 on the API server counts
+    /// (`metadata.generation`, KEP-5067); before, images alone may change, which the runtime's configuration shows.
+    pub changed: bool,
 }
 
 impl PodSpec {
@@ -117,6 +125,7 @@ impl PodSpec {
             ),
             restarting: pod.status.as_ref().map(restarting).unwrap_or_default(),
             recorded: pod.status.as_ref().map(recorded).unwrap_or_default(),
+            changed: meta.generation.is_some_and(|generation| generation > 1),
         })
     }
 
@@ -188,8 +197,24 @@ impl From<&Container> for ContainerSpec {
             restart_policy: restart_policy(container.restart_policy.as_deref()),
             rules: container.restart_policy_rules.clone().unwrap_or_default(),
             duties: StartDuty::of(container),
+            devices: devices(container),
+            memory_request: memory_request(container),
         }
     }
+}
+
+/// As the kubelet tells them from its own (`IsExtendedResourceName`, `pkg/apis/core/v1/helper/helpers.go`).
+fn devices(container: &Container) -> BTreeSet<String> {
+    let resources = container.resources.as_ref();
+    let limits = resources.and_then(|it| it.limits.as_ref());
+    let names = limits.into_iter().flat_map(|limits| limits.keys());
+    let extended = names.filter(|name| name.contains('/') && !name.contains("kubernetes.io/"));
+    extended.cloned().collect()
+}
+
+fn memory_request(container: &Container) -> Option<String> {
+    let requests = container.resources.as_ref()?.requests.as_ref()?;
+    requests.get("memory").map(|quantity| quantity.0.clone())
 }
 
 impl From<Container> for ContainerSpec {

@@ -244,6 +244,23 @@ impl Policy {
         }
     }
 
+    /// Whether the rules of the container's spec are used, so that its own restart policy stands behind them, and by nobody
+    /// else.
+    #[must_use]
+    pub fn goes_by_spec(&self, container: &str) -> bool {
+        let written = self.written.of(container).is_some();
+        !written && self.spec.contains_key(container) && !self.is_native(Action::Restart)
+    }
+
+    /// With which codes of a container that was killed, by whomever, its pod restarts: SIGKILL's and SIGTERM's.
+    #[must_use]
+    pub fn kills_that_restart(&self, container: &str) -> Vec<i32> {
+        let action = self.actions(container);
+        let whole = [Action::RestartAllContainers, Action::RestartPod];
+        let restarts = |code: &i32| action(*code).is_some_and(|action| whole.contains(&action));
+        [137, 143].into_iter().filter(restarts).collect()
+    }
+
     /// How the pod wants its restarts done.
     #[must_use]
     pub fn options(&self) -> &Options {

@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1::ContainerRestartRule;
 use serde::{Deserialize, Serialize};
 
 use super::read::Word;
+use crate::kube::RestartPolicy;
 
 /// KEP-5307: at most 20 rules for a container.
 pub const MAX_RULES: usize = 20;
@@ -116,6 +117,23 @@ impl From<&[ContainerRestartRule]> for Rules {
 }
 
 impl Rules {
+    /// The same, and after them what the container's own restart policy starts again (KEP-5307), for a kubelet that knows
+    /// the pod's alone.
+    #[must_use]
+    pub fn then(mut self, policy: RestartPolicy) -> Self {
+        let but = match policy {
+            RestartPolicy::Always => Some(vec![]),
+            RestartPolicy::OnFailure => Some(vec![0]),
+            RestartPolicy::Never => None,
+        };
+        self.0.extend(but.map(|values| Rule {
+            action: Action::Restart,
+            operator: Operator::NotIn,
+            values,
+        }));
+        self
+    }
+
     /// What an exit with `code` asks for: the first rule that matches decides (KEP-5307). `None`:
     /// no rule matches, and the container's restartPolicy stands.
     #[must_use]
@@ -190,6 +208,25 @@ pub(super) mod tests {
             };
             let opposite = Rule { operator: other, ..rule.clone() };
             prop_assert_ne!(rule.matches(code), opposite.matches(code));
+        }
+    }
+
+    #[test]
+    fn what_no_rule_matches_goes_by_the_containers_own_policy() {
+        let all = vec![Rule {
+            action: Action::RestartAllContainers,
+            operator: Operator::In,
+            values: vec![42],
+        }];
+        for (policy, after) in [
+            (RestartPolicy::Always, [true, true]),
+            (RestartPolicy::OnFailure, [false, true]),
+            (RestartPolicy::Never, [false, false]),
+        ] {
+            let rules = Rules::from(all.clone()).then(policy);
+            let restarts = [0, 1].map(|code| rules.action(code) == Some(Action::Restart));
+            assert_eq!(restarts, after, "{policy:?}");
+            assert_eq!(rules.action(42), Some(Action::RestartAllContainers));
         }
     }
 

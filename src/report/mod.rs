@@ -227,6 +227,18 @@ impl Reporter {
         self.event(pod, EventKind::Normal, "NotRestarted", message);
     }
 
+    /// The kubelet itself has ended the container whose exit asked for the restart.
+    pub fn called_off(&self, story: &Story<'_>) {
+        let container = story.container;
+        tracing::info!(
+            pod = %story.pod.key, restart = story.restart, %container,
+            "the kubelet has ended the container to start it again: that restarts nothing else"
+        );
+        let message =
+            format!("Not restarted: the kubelet has ended container {container} to start it again");
+        self.event(story.pod, EventKind::Normal, "NotRestarted", &message);
+    }
+
     /// The pod was deleted, or came to its end, during the restart.
     pub fn deleted_meanwhile(&self, story: &Story<'_>, took: Duration) {
         tracing::info!(
@@ -274,6 +286,17 @@ impl Reporter {
         tracing::warn!(pod = %pod.key, %error, "the pod's restart rules are not used");
         let message = format!("Restart rules are not used: {error}");
         self.event(pod, EventKind::Warning, "InvalidRestartRules", &message);
+    }
+
+    /// Rules of these containers match exits by signals, whoever sent them.
+    pub fn kills_restart(&self, pod: &PodIdentity, containers: &BTreeSet<ContainerName>) {
+        let names: Vec<&str> = containers.iter().map(ContainerName::as_str).collect();
+        let names = text::listed(&names);
+        tracing::warn!(pod = %pod.key, containers = names, "rules match exits by SIGKILL or SIGTERM, whoever sends it");
+        let message = format!(
+            "Rules of {names} match 137 or 143, with which containers also end that somebody else kills: list these codes in a NotIn rule"
+        );
+        self.event(pod, EventKind::Warning, "RulesMatchKills", &message);
     }
 
     fn event(&self, pod: &PodIdentity, kind: EventKind, reason: &'static str, message: &str) {

@@ -3,15 +3,17 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use prost::Message;
+use serde::Deserialize;
 
 use super::plan::{Member, RestartId, start_at_once};
 use super::times::INITS_LIMIT;
-use crate::cri::{ContainerConfig, ContainerStatus, LinuxContainerResources, Recovered};
+use crate::cri::{ContainerConfig, ContainerStatus, ImageSpec, LinuxContainerResources, Recovered};
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::{ContainerKind, PodSpec, StartDuty};
 use crate::node::{REPLAY_ANNOTATION, RESTART_COUNT};
@@ -57,13 +59,18 @@ pub enum ReplayBlocker {
     Completed(ContainerName),
     /// The kubelet does more for this container.
     Duty(ContainerName, StartDuty),
+    /// It may have to ask the device plugin of this resource before it starts this container (`PreStartContainer`,
+    /// `pkg/kubelet/cm/devicemanager/manager.go`).
+    Device(ContainerName, String),
     /// The runtime does not tell what this container, or the sandbox, was made from.
     NotTold(String),
     /// What the runtime tells cannot be read to its end.
     Lost(String, Vec<String>),
     /// This container's resources have changed since it was made.
     Resized(ContainerName),
-    /// The pod's spec has another image for this container by now.
+    /// The kubelet's CPU manager may have given this container's CPUs to others.
+    Cpus(ContainerName),
+    /// The pod's spec has another image for this container by now, or its name has become another image's.
     ImageChanged(ContainerName),
     /// Somebody has written to the pod's `/etc/hosts`, which the kubelet writes anew before it makes a container.
     HostsTouched,
@@ -100,6 +107,11 @@ impl fmt::Display for ReplayBlocker {
                 write!(f, "not all that {what} was made from is known: {lost}")
             }
             Self::Resized(name) => write!(f, "{name} was resized"),
+            Self::Cpus(name) => write!(f, "{name} may have to run on other CPUs by now"),
+            Self::Device(name, resource) => write!(
+                f,
+                "{name} has {resource}, whose device plugin may want to be asked (see --replay-devices)"
+            ),
             Self::ImageChanged(name) => write!(f, "{name} has another image by now"),
             Self::HostsTouched => write!(f, "a container has written to /etc/hosts"),
             Self::SlowInits(took) => {
@@ -116,7 +128,12 @@ impl fmt::Display for ReplayBlocker {
 
 /// What is in the way of a replay, as far as that can be said without asking the runtime.
 #[must_use]
-pub fn blocker(start: Start, spec: Option<&PodSpec>, members: &[&Member]) -> Option<ReplayBlocker> {
+pub fn blocker(
+    start: Start,
+    spec: Option<&PodSpec>,
+    members: &[&Member],
+    devices: &[Devices],
+) -> Option<ReplayBlocker> {
     if start == Start::Kubelet {
         return Some(ReplayBlocker::Asked);
     }
@@ -128,8 +145,12 @@ pub fn blocker(start: Start, spec: Option<&PodSpec>, members: &[&Member]) -> Opt
     }
     let duty = |member: &Member| {
         let mut containers = spec.containers.iter();
-        let duties = &containers.find(|it| it.name == member.name)?.duties;
-        let duty = duties.iter().find(|duty| match duty {
+        let container = containers.find(|it| it.name == member.name)?;
+        let asked = |it: &&String| !devices.iter().any(|devices| devices.have(it));
+        if let Some(device) = container.devices.iter().find(asked) {
+            return Some(ReplayBlocker::Device(member.name.clone(), device.clone()));
+        }
+        let duty = container.duties.iter().find(|duty| match duty {
             // If the kubelet relists between its creation and its start, the probe counts as failed and the
             // container is killed (`doProbe`, `pkg/kubelet/prober/worker.go`).
             StartDuty::PostStart | StartDuty::StartupProbe | StartDuty::LivenessProbe => true,
@@ -141,6 +162,15 @@ pub fn blocker(start: Start, spec: Option<&PodSpec>, members: &[&Member]) -> Opt
         Some(ReplayBlocker::Duty(member.name.clone(), *duty))
     };
     let in_order = !start_at_once(members.iter().copied());
+    // A pod that was still initialising is replayed as far as there are containers.
+    let there = |member: &&Member| member.old.is_some();
+    let mut regulars = members
+        .iter()
+        .filter(|it| it.kind == ContainerKind::Regular);
+    let members = match members.iter().rposition(there) {
+        Some(last) if !regulars.any(there) => &members[..=last],
+        _ => members,
+    };
     members.iter().find_map(|member| match &member.old {
         Some(_) if in_order && member.had_completed() && member.kind == ContainerKind::Regular => {
             Some(ReplayBlocker::Completed(member.name.clone()))
@@ -152,6 +182,47 @@ pub fn blocker(start: Start, spec: Option<&PodSpec>, members: &[&Member]) -> Opt
         Some(_) => duty(member),
     })
 }
+
+/// Extended resources whose device plugins are not asked before a container starts: `example.com/gpu`, or all of a
+/// vendor's, `example.com/*`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Devices(String);
+
+impl Devices {
+    fn have(&self, resource: &str) -> bool {
+        match self.0.strip_suffix('*') {
+            Some(vendor) => resource.starts_with(vendor),
+            None => resource == self.0,
+        }
+    }
+}
+
+impl FromStr for Devices {
+    type Err = NoDevices;
+
+    fn from_str(text: &str) -> Result<Self, NoDevices> {
+        match text.split_once('/') {
+            Some((vendor, name)) if !vendor.is_empty() && !name.is_empty() => {
+                Ok(Self(text.to_owned()))
+            }
+            _ => Err(NoDevices),
+        }
+    }
+}
+
+impl TryFrom<String> for Devices {
+    type Error = NoDevices;
+
+    fn try_from(text: String) -> Result<Self, NoDevices> {
+        text.parse()
+    }
+}
+
+/// What is no name of an extended resource.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not an extended resource: it must be VENDOR/NAME or VENDOR/*, as in example.com/gpu")]
+pub struct NoDevices;
 
 /// Whether the image that the container was made from is the one that its spec has: it may be changed in place. Nothing is
 /// different of what nobody tells.
@@ -169,6 +240,52 @@ pub fn has_image(
         Some((made, wanted)) if made != wanted => Err(ReplayBlocker::ImageChanged(name.clone())),
         _ => Ok(()),
     }
+}
+
+/// The images that the container was made from, and by which names the kubelet would look for them again. It does so before
+/// each start (`EnsureImageExists`, `pkg/kubelet/images/image_manager.go`), and a name may be another image's by then. What it
+/// would pull is not looked for: see [`StartDuty::ImagePull`].
+pub fn images<'c>(
+    name: &ContainerName,
+    config: &'c ContainerConfig,
+    spec: Option<&PodSpec>,
+) -> impl Iterator<Item = (&'c ImageSpec, ImageSpec)> {
+    let mut containers = spec.into_iter().flat_map(|spec| &spec.containers);
+    let container = containers.find(|it| it.name == *name);
+    let pulled = container.is_some_and(|it| it.duties.contains(&StartDuty::ImagePull));
+    let volumes = config.mounts.iter().filter_map(|it| it.image.as_ref());
+    let all = config.image.iter().chain(volumes);
+    let named = all.filter(move |image| !pulled && !image.user_specified_image.is_empty());
+    named.map(|image| {
+        let wanted = ImageSpec {
+            image: image.user_specified_image.clone(),
+            image_ref: String::new(),
+            ..image.clone()
+        };
+        (image, wanted)
+    })
+}
+
+/// Whether the containers may run where they ran. The kubelet's CPU manager moves what runs (`reconcileState`,
+/// `pkg/kubelet/cm/cpumanager/cpu_manager.go`), and what does not run it gives its CPUs at its start. `waits`: they start
+/// only after a back-off.
+pub fn have_their_cpus(
+    containers: &[(ContainerStatus, ContainerConfig)],
+    waits: bool,
+) -> Result<(), ReplayBlocker> {
+    let cpus = |(status, config): &(ContainerStatus, ContainerConfig)| {
+        let made = config.linux.as_ref().and_then(|it| it.resources.as_ref());
+        let now = status.resources.as_ref().or(made);
+        now.map(|it| it.cpuset_cpus.clone())
+            .filter(|cpus| !cpus.is_empty())
+    };
+    let runs = |(status, _): &(ContainerStatus, _)| !waits && status.finished_at == 0;
+    let running: Vec<_> = containers.iter().filter(|it| runs(it)).map(cpus).collect();
+    let mut ended = containers.iter().filter(|it| !runs(it));
+    let moved = ended.find(|it| cpus(it).is_some_and(|own| !running.contains(&Some(own))));
+    moved.map_or(Ok(()), |(status, _)| {
+        Err(ReplayBlocker::Cpus(status.name.clone()))
+    })
 }
 
 /// Whether the init containers are likely to be done before the hold ends. `now`: nanoseconds since the Unix epoch.
@@ -393,6 +510,83 @@ mod tests {
         room.take(&sample()).unwrap();
     }
 
+    #[test]
+    fn images_are_looked_for_by_the_names_that_the_spec_has_but_for_those_that_are_pulled() {
+        let spec = |policy: &str| {
+            let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"},
+                "spec": {"containers": [{"name": "app", "image": "i:1", "imagePullPolicy": policy}]}});
+            PodSpec::from_pod(&serde_json::from_value(pod).unwrap(), "n").unwrap()
+        };
+        let mut made = sample();
+        let image = |id: &str, name: &str| ImageSpec {
+            image: id.into(),
+            user_specified_image: name.into(),
+            image_ref: id.into(),
+            ..ImageSpec::default()
+        };
+        made.image = Some(image("sha256:a", "i:1"));
+        made.mounts[0].image = Some(image("sha256:b", "files:1"));
+        let looked_for = |made: &ContainerConfig, spec: Option<&PodSpec>| {
+            let name = "app".into();
+            let images = images(&name, made, spec);
+            let both = images.map(|(made, wanted)| (made.image.clone(), wanted.image));
+            both.collect::<Vec<_>>()
+        };
+        let both = [("sha256:a", "i:1"), ("sha256:b", "files:1")];
+        let both = both.map(|(id, name)| (id.to_owned(), name.to_owned()));
+        assert_eq!(looked_for(&made, Some(&spec("IfNotPresent"))), both);
+        assert_eq!(looked_for(&made, None), both);
+        assert_eq!(looked_for(&made, Some(&spec("Always"))), []);
+        // Older kubelets do not tell.
+        made.image = Some(image("sha256:a", ""));
+        assert_eq!(looked_for(&made, None), both[1..]);
+    }
+
+    #[test]
+    fn a_device_is_asked_for_unless_the_node_says_that_it_need_not_be() {
+        let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": {"containers": [
+            {"name": "app", "resources": {"limits": {"cpu": 1, "example.com/gpu": 1, "hugepages-2Mi": "2Mi"}}},
+        ]}});
+        let pod = PodSpec::from_pod(&serde_json::from_value(pod).unwrap(), "n").unwrap();
+        let app = member("app", ContainerKind::Regular);
+        let why = |exempt: &[&str]| {
+            let exempt: Vec<Devices> = exempt.iter().map(|it| it.parse().unwrap()).collect();
+            blocker(Start::Replay, Some(&pod), &[&app], &exempt)
+        };
+        let declined = ReplayBlocker::Device("app".into(), "example.com/gpu".into());
+        assert_eq!(why(&[]), Some(declined.clone()));
+        assert_eq!(why(&["example.com/gpus", "example.co/*"]), Some(declined));
+        assert_eq!(why(&["example.com/gpu"]), None);
+        assert_eq!(why(&["other.com/x", "example.com/*"]), None);
+        for wrong in ["", "gpu", "/gpu", "example.com/", "*"] {
+            assert_eq!(wrong.parse::<Devices>(), Err(NoDevices), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_has_ended_may_only_have_the_cpus_that_what_runs_has() {
+        let on = |cpus: &str, finished_at| {
+            let mut config = sample();
+            let resources = config.linux.as_mut().unwrap().resources.as_mut().unwrap();
+            resources.cpuset_cpus = cpus.into();
+            let status = ContainerStatus {
+                finished_at,
+                ..status(&config)
+            };
+            (status, config)
+        };
+        let moved = Err(ReplayBlocker::Cpus("app".into()));
+        assert_eq!(have_their_cpus(&[on("0-3", 0), on("4", 0)], false), Ok(()));
+        assert_eq!(
+            have_their_cpus(&[on("0-3", 9), on("0-3", 0)], false),
+            Ok(())
+        );
+        assert_eq!(have_their_cpus(&[on("0-3", 9), on("0-2", 0)], false), moved);
+        assert_eq!(have_their_cpus(&[on("0-3", 0)], true), moved);
+        // There is no CPU manager.
+        assert_eq!(have_their_cpus(&[on("", 9), on("", 0)], true), Ok(()));
+    }
+
     /// The paths of what differs.
     fn differences(a: &Value, b: &Value, path: &str, found: &mut BTreeSet<String>) {
         match (a, b) {
@@ -533,7 +727,7 @@ mod tests {
         };
         let app = member("app", ContainerKind::Regular);
         let why = |start, part: Value, member: &Member| {
-            let found = blocker(start, Some(&pod(part)), &[member]);
+            let found = blocker(start, Some(&pod(part)), &[member], &[]);
             found.map(|blocker| blocker.to_string())
         };
         assert_eq!(why(Start::Auto, json!({}), &app), None);
@@ -542,7 +736,7 @@ mod tests {
             "start: Kubelet"
         );
         assert_eq!(
-            blocker(Start::Auto, None, &[&app]),
+            blocker(Start::Auto, None, &[&app], &[]),
             Some(ReplayBlocker::NoSpec)
         );
         let pull = json!({"imagePullPolicy": "Always"});
@@ -577,7 +771,7 @@ mod tests {
             "the exit of app cannot be held"
         );
         let spec = pod(json!({}));
-        let of = |count| blocker(Start::Replay, Some(&spec), &vec![&app; count]);
+        let of = |count| blocker(Start::Replay, Some(&spec), &vec![&app; count], &[]);
         assert_eq!(of(32), None);
         assert_eq!(of(33), Some(ReplayBlocker::Many(33)));
         let absent = Member { old: None, ..app };
@@ -588,10 +782,33 @@ mod tests {
     }
 
     #[test]
+    fn a_pod_that_was_still_initialising_is_replayed_as_far_as_there_are_containers() {
+        let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": {"containers": [{"name": "app"}]}});
+        let pod = PodSpec::from_pod(&serde_json::from_value(pod).unwrap(), "n").unwrap();
+        let why = |members: &[&Member]| blocker(Start::Auto, Some(&pod), members, &[]);
+        let there = member("first", ContainerKind::Init);
+        let absent = |name, kind| Member {
+            old: None,
+            ..member(name, kind)
+        };
+        let second = absent("second", ContainerKind::Init);
+        let sidecar = member("sidecar", ContainerKind::Sidecar);
+        let app = absent("app", ContainerKind::Regular);
+        assert_eq!(why(&[&there, &second, &app]), None);
+        // The kubelet has removed it.
+        let gone = |name: &str| Some(ReplayBlocker::NeverCreated(name.into()));
+        assert_eq!(why(&[&there, &second, &sidecar, &app]), gone("second"));
+        // It was about to create all regular containers.
+        let begun = member("begun", ContainerKind::Regular);
+        assert_eq!(why(&[&there, &begun, &app]), gone("app"));
+        assert_eq!(why(&[&begun, &app]), gone("app"));
+    }
+
+    #[test]
     fn a_container_that_had_ended_for_good_is_not_replayed_behind_init_containers() {
         let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": {"containers": [{"name": "app"}]}});
         let pod = PodSpec::from_pod(&serde_json::from_value(pod).unwrap(), "n").unwrap();
-        let why = |members: &[&Member]| blocker(Start::Auto, Some(&pod), members);
+        let why = |members: &[&Member]| blocker(Start::Auto, Some(&pod), members, &[]);
         let init = member("init", ContainerKind::Init);
         let mut app = member("app", ContainerKind::Regular);
         assert_eq!(why(&[&init, &app]), None);

@@ -21,7 +21,8 @@ use crate::cri::{self, Containerd, CriError, ExitFeed};
 use crate::dirs;
 use crate::exit_hold::{HookPathError, Server, ServerError, check_hook_path};
 use crate::kube::{
-    self, Conditions, Endings, Events, KubeError, KubeletFeatures, PodChange, Pods, StaticPods,
+    self, Conditions, Declaration, Endings, Events, KubeError, KubeletFeatures, PodChange, Pods,
+    StaticPods,
 };
 use crate::nri::{Launched, NriError, Stub};
 use crate::report::Reporter;
@@ -102,7 +103,7 @@ pub async fn run(
     let shutdown = async move {
         shutdown.await;
         // The runtime goes on asking this plugin meanwhile.
-        ended.end_starts().await;
+        ended.end().await;
     };
     let serve = async {
         let mut shutdown = std::pin::pin!(shutdown);
@@ -163,16 +164,21 @@ async fn work(
         shared: Arc::new(Shared {
             gate: plugin.gate(),
             start: config.start,
+            replay_devices: config.replay_devices.clone(),
             back_off: config.back_off,
             turns: Turns::of(cores()),
         }),
     });
     let missed = Arc::new(Notify::new());
-    let registry = match client {
-        Some(client) => {
+    let declaration = client.clone().map(|client| {
+        let declaration = Declaration::new(client, node, config.declare_features);
+        Arc::new(declaration)
+    });
+    let registry = match client.zip(declaration.clone()) {
+        Some((client, declaration)) => {
             let (pods, changes) = Pods::watch(client.clone(), node);
             let registry = Arc::new(Registry::new(tools, pods, pasts));
-            let features = kube::watch_features(client, node);
+            let features = kube::watch_features(client, node, declaration);
             tokio::spawn(follow_pods(
                 Arc::clone(&registry),
                 changes,
@@ -190,6 +196,7 @@ async fn work(
     let hook_socket = config.run_dir.join("hook.sock");
     plugin.begin(Parts {
         registry: Arc::clone(&registry),
+        declaration,
         records,
         hook: config.hook_path.clone(),
         hook_socket: hook_socket.clone(),

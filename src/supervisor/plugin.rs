@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use futures::future::join;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep, timeout};
 
@@ -12,6 +13,7 @@ use crate::clock;
 use crate::cri::CONTAINER_NAME;
 use crate::exit_hold::hook::HookArgs;
 use crate::ids::{ContainerId, ContainerName, ExitCode, SandboxId};
+use crate::kube::Declaration;
 use crate::node::{self, Instance, InstanceState, Maker, now_ns};
 use crate::nri::api::{
     Container, ContainerAdjustment, ContainerState, FailurePolicy, Hook, Hooks, OptionalInt,
@@ -45,6 +47,8 @@ pub struct Reprise {
 pub struct Parts {
     /// The pods with rules.
     pub registry: Arc<Registry>,
+    /// What the node declares of us; `None`: there is no API server.
+    pub declaration: Option<Arc<Declaration>>,
     /// Where the hooks' markers are.
     pub records: Records,
     /// Our executable, where the runtime finds it.
@@ -80,11 +84,17 @@ impl Reprise {
         Arc::clone(&self.gate)
     }
 
-    /// Waits until what is being started has been; nothing is started from then on.
-    pub async fn end_starts(&self) {
-        if let Some(registry) = self.registry() {
-            registry.end_starts().await;
-        }
+    /// Waits until what is being started has been; nothing is started from then on, or declared.
+    pub async fn end(&self) {
+        let Some(parts) = self.parts.get() else {
+            return;
+        };
+        let declaration = async {
+            if let Some(declaration) = &parts.declaration {
+                declaration.take_back().await;
+            }
+        };
+        join(parts.registry.end_starts(), declaration).await;
     }
 
     fn registry(&self) -> Option<&Registry> {

@@ -96,11 +96,11 @@ pub(crate) struct DevicePlugin {
 }
 
 impl DevicePlugin {
-    /// One device of a resource of that name, for the kubelet that looks into `dir` for plugins. A container that gets
+    /// One device of a resource `vendor/name`, for the kubelet that looks into `dir` for plugins. A container that gets
     /// it has `/dev/reprise`, which reads as zeros, and of its CDI device `/dev/reprise-cdi`, the same, and the
     /// variable `CDI_WORD`.
-    pub(crate) fn start(dir: &Path, cdi_dir: &Path, name: &str) -> Result<Self> {
-        let resource = format!("reprise.dev/{name}");
+    pub(crate) fn start(dir: &Path, cdi_dir: &Path, vendor: &str, name: &str) -> Result<Self> {
+        let resource = format!("{vendor}/{name}");
         let spec = cdi_dir.join(name).with_extension("json");
         let node = json!({"path": "/dev/reprise-cdi", "hostPath": "/dev/zero"});
         let edits = json!({"env": ["CDI_WORD=hello"], "deviceNodes": [node]});

@@ -39,10 +39,14 @@ pub(crate) struct Node {
     pub(crate) nri_socket: PathBuf,
     pub(crate) static_pod_path: PathBuf,
     pub(crate) image: String,
+    /// The same but for a file, `/other`.
+    pub(crate) other_image: String,
     pub(crate) runtime: Runtime,
     dir: PathBuf,
     /// containerd's own client.
     ctr: PathBuf,
+    kubectl: PathBuf,
+    kubeconfig: PathBuf,
     client: Client,
     /// Of the kubelet's version: 37 of 1.37.2.
     kubelet_minor: u32,
@@ -80,6 +84,9 @@ impl Node {
             nri_socket: get("NRI_SOCKET")?.into(),
             static_pod_path: get("STATIC_POD_PATH")?.into(),
             image: get("BUSYBOX_IMAGE")?,
+            kubectl: get("KUBECTL")?.into(),
+            kubeconfig,
+            other_image: get("OTHER_IMAGE")?,
             dir,
             ctr: get("CTR")?.into(),
             plugin_kubeconfig: get("PLUGIN_KUBECONFIG")?.into(),
@@ -137,6 +144,11 @@ impl Node {
         self.kubelet_minor >= 35
     }
 
+    /// Whether the kubelet mounts images as volumes (`ImageVolume`) unless it is told not to: from 1.35 on.
+    pub(crate) fn mounts_images(&self) -> bool {
+        self.kubelet_minor >= 35
+    }
+
     /// Whether the kubelet runs no init container while a regular one is there, an exited one as well: from 1.37 on.
     pub(crate) fn is_initialised_by_exited(&self) -> bool {
         self.kubelet_minor >= 37
@@ -171,8 +183,22 @@ impl Node {
         self.dir.join("kubelet/pods").join(pod_uid)
     }
 
-    /// The pods' image under another name.
-    pub(crate) async fn name_image(&self, name: &str) -> Result<()> {
+    /// From now on a probe of the pod fails that looks for this file.
+    pub(crate) fn make_sick(&self, pod_uid: &str) -> Result<()> {
+        std::fs::write(self.evidence_dir(pod_uid).join("sick"), "")?;
+        Ok(())
+    }
+
+    /// `kubectl ARGS FILE`, as an administrator.
+    pub(crate) async fn kubectl(&self, args: &[&str], file: &Path) -> Result<()> {
+        let mut command = Command::new(&self.kubectl);
+        command.arg("--kubeconfig").arg(&self.kubeconfig);
+        command.args(args).arg(file);
+        succeeds(command).await
+    }
+
+    /// Gives an image that name, too; another loses it.
+    pub(crate) async fn name_image(&self, image: &str, name: &str) -> Result<()> {
         let socket = self.cri_endpoint.trim_start_matches("unix://");
         let mut command = Command::new(&self.ctr);
         command.args([
@@ -184,7 +210,7 @@ impl Node {
             "tag",
             "--force",
         ]);
-        command.args([&self.image, name]);
+        command.args([image, name]);
         succeeds(command).await
     }
 

@@ -68,7 +68,7 @@ struct Record {
     phase: Phase,
 }
 
-/// Where the plugin finds the runtime and the API server, and the runtime the hook.
+/// Where the plugin finds the runtime and the API server, and the runtime the hook, and what it is to tell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Sockets {
     pub(crate) cri_endpoint: String,
@@ -76,6 +76,8 @@ pub(crate) struct Sockets {
     pub(crate) kubeconfig: Option<PathBuf>,
     /// `None`: the plugin itself.
     pub(crate) hook: Option<PathBuf>,
+    /// Whether it declares on the node what it honours.
+    pub(crate) declares_features: bool,
 }
 
 impl Sockets {
@@ -85,6 +87,7 @@ impl Sockets {
             nri: node.nri_socket.clone(),
             kubeconfig: Some(node.plugin_kubeconfig.clone()),
             hook: None,
+            declares_features: false,
         }
     }
 }
@@ -221,8 +224,12 @@ impl Plugin {
             .arg("--hook-path")
             .arg(sockets.hook.as_ref().unwrap_or(&self.binary))
             .args(["--start", "Auto"])
+            .args(["--replay-devices", "example.com/*"])
             // What it removes is told apart from what the kubelet does.
             .args(["--log-level", "debug"]);
+        if sockets.declares_features {
+            command.arg("--declare-features");
+        }
         if let Some(kubeconfig) = &sockets.kubeconfig {
             command.arg("--kubeconfig").arg(kubeconfig);
         }

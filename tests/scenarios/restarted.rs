@@ -163,6 +163,23 @@ impl LivePod {
         Ok(())
     }
 
+    /// Waits until that container runs, and is another than it was.
+    pub(crate) async fn until_container_is_new(
+        &self,
+        before: &Before,
+        container: &str,
+        patience: Duration,
+    ) -> Result<()> {
+        let old = before.seen_id(container);
+        let renewed = self.recorder.until("a container is new", patience, |now| {
+            let seen = now.containers.get(container)?;
+            let new = seen.is_running && old != Some(seen.id.as_str());
+            (!new).then(|| format!("{container} is {}", seen.state))
+        });
+        renewed.await?;
+        Ok(())
+    }
+
     async fn runs_afresh(&self, before: &Before) -> Result<()> {
         self.until_runs_afresh(before, PATIENCE).await?;
         self.recorder

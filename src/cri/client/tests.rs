@@ -294,3 +294,18 @@ async fn configurations_come_from_the_verbose_info_if_there_is_any() {
     let error = client.poststop_hooks(&id()).await.unwrap_err();
     assert!(matches!(error, CriError::Malformed { .. }), "{error}");
 }
+
+#[tokio::test]
+async fn an_image_has_the_identifier_that_its_name_has_now_or_none() {
+    let fake = Fake::start();
+    let client = fake.client();
+    let image = || api::ImageSpec {
+        image: "busybox:1".into(),
+        ..api::ImageSpec::default()
+    };
+    assert_eq!(client.image_id(image()).await.unwrap(), None);
+    let known = ("busybox:1".to_owned(), "sha256:a".to_owned());
+    fake.answers().images.extend([known]);
+    let id = client.image_id(image()).await.unwrap();
+    assert_eq!(id.as_deref(), Some("sha256:a"));
+}

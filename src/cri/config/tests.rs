@@ -45,6 +45,18 @@ fn a_container_comes_back_whole() {
     assert_eq!(security.selinux_options.unwrap().r#type, "container_t");
 }
 
+/// As containerd 2.4.2 has told of a container with an image volume.
+#[test]
+fn an_image_is_mounted_anew_and_not_the_place_where_it_was_mounted() {
+    let recovered = as_asked_for(container(include_str!("image_volume.json")));
+    assert_eq!(recovered.lost, Vec::<String>::new());
+    let mounts = recovered.config.mounts;
+    let (images, others): (Vec<_>, Vec<_>) = mounts.iter().partition(|it| it.image.is_some());
+    assert_eq!(images.len(), 1);
+    assert_eq!(images[0].host_path, "");
+    assert!(!others.is_empty() && others.iter().all(|it| !it.host_path.is_empty()));
+}
+
 #[test]
 fn a_sandbox_comes_back_whole() {
     let recovered = recover::<PodSandboxConfig>("PodSandboxStatus", SANDBOX);

@@ -16,6 +16,7 @@ use super::{Driver, Job, State};
 use crate::cri::{ContainerState, CriError};
 use crate::exit_hold;
 use crate::ids::{ContainerId, ContainerName, ExitCode};
+use crate::kube::Ending;
 use crate::policy::Action;
 use crate::report::Story;
 use crate::restart::machine::{Effect, Event, Outcome};
@@ -83,6 +84,7 @@ impl Driver {
                 reporter.not_protected(&self.pod, &containers, why);
             }
             Saying::InvalidRules(error) => reporter.invalid_rules(&self.pod, &error),
+            Saying::KillsRestart(names) => reporter.kills_restart(&self.pod, &names),
         }
     }
 
@@ -171,24 +173,28 @@ impl Driver {
             return self.feed(Event::Announced);
         }
         let driver = Arc::clone(self);
+        let container = order.record.plan.trigger.name.clone();
         let made = Timestamp::from_nanosecond(order.trigger_made_at.into()).unwrap_or_default();
         tokio::spawn(async move {
             // Too late or given up: the restart is worth more than the news of it.
             let told = timeout(ANNOUNCE_LIMIT, OptionFuture::from(told));
             let pod = &driver.pod;
             let ends = endings.as_ref();
-            let ends = ends.map(|it| it.has_begun(&pod.key, &pod.uid, made));
+            let ends = ends.map(|it| it.begun(&pod.key, &pod.uid, &container, made));
             let mut ends = pin!(OptionFuture::from(ends));
             let (_, in_time) = join!(told, timeout(ENDING_LIMIT, &mut ends));
-            if in_time != Ok(Some(true)) {
-                driver.feed(Event::Announced);
-            }
-            let ends = match in_time {
-                Ok(ends) => ends,
-                Err(_) => ends.await,
-            };
-            if ends == Some(true) {
-                driver.tell(Pod::is_ending);
+            match in_time.map(Option::flatten) {
+                Ok(Some(Ending::Pod)) => driver.tell(Pod::is_ending),
+                Ok(Some(Ending::Container)) => driver.tell(Pod::call_off),
+                Ok(None) => driver.feed(Event::Announced),
+                Err(_) => {
+                    tracing::debug!(pod = %pod.key, "not told in time what the kubelet is ending");
+                    driver.feed(Event::Announced);
+                    // The others of one that the kubelet starts again may be dead by then.
+                    if ends.await.flatten() == Some(Ending::Pod) {
+                        driver.tell(Pod::is_ending);
+                    }
+                }
             }
         });
     }
@@ -324,7 +330,7 @@ impl Driver {
     }
 
     async fn finish(self: &Arc<Self>, outcome: Outcome) {
-        let Some(finished) = self.tell(Pod::finish) else {
+        let Some(finished) = self.tell(|pod, now| pod.finish(outcome, now)) else {
             return;
         };
         let (plan, sandbox) = (&finished.plan, &self.pod.sandbox);
@@ -336,6 +342,7 @@ impl Driver {
         match outcome {
             Outcome::Completed => reporter.restarted(&story, took),
             Outcome::InitFailed => reporter.init_failed(&story, took),
+            Outcome::CalledOff => reporter.called_off(&story),
             Outcome::Deleted => reporter.deleted_meanwhile(&story, took),
             Outcome::Unshielded => reporter.unshielded(&story, took),
             Outcome::MadeToFail => reporter.made_to_fail(&story, took),

@@ -1,6 +1,6 @@
 //! Makes and starts the next attempts of a pod's containers, as the kubelet would.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, Permissions};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::Driver;
 use super::hosts::Hosts;
-use crate::cri::{CriError, PodSandboxConfig};
+use crate::cri::{ContainerConfig, ContainerStatus, CriError, PodSandboxConfig};
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::{ContainerKind, PodSpec};
 use crate::node::now_ns;
@@ -24,7 +24,8 @@ use crate::restart::plan::{Plan, RestartId};
 use crate::restart::pod::Task;
 use crate::restart::record::Record;
 use crate::restart::replay::{
-    Attempt, ReplayBlocker, Room, complete, has_image, inits_are_quick, log_link,
+    Attempt, ReplayBlocker, Room, complete, has_image, have_their_cpus, images, inits_are_quick,
+    log_link,
 };
 use crate::restart::times::{EVENT_LIMIT, RESERVED_INTERVAL, RESERVED_LIMIT, RETRY_INTERVAL};
 use crate::restart::turns::Turn;
@@ -96,6 +97,8 @@ impl Driver {
         }));
         let sandbox = cri.sandbox_config(&self.pod.sandbox);
         let containers: Vec<_> = containers.await?;
+        self.have_their_images(&containers, spec).await?;
+        have_their_cpus(&containers, !plan.back_off().is_zero())?;
         let is_init = |name: &ContainerName| {
             let member = plan.member(name);
             member.is_some_and(|member| member.kind == ContainerKind::Init)
@@ -113,6 +116,28 @@ impl Driver {
             attempts: attempts.collect::<Result<_, ReplayBlocker>>()?,
             sandbox: complete("the sandbox", sandbox.await.map_err(failed)?)?,
         })
+    }
+
+    /// Whether a start by the kubelet would find the images that these containers were made from.
+    async fn have_their_images(
+        &self,
+        containers: &[(ContainerStatus, ContainerConfig)],
+        spec: Option<&PodSpec>,
+    ) -> Result<(), ReplayBlocker> {
+        let mut known = BTreeSet::new();
+        for (status, config) in containers {
+            for (made, wanted) in images(&status.name, config, spec) {
+                if !known.insert((wanted.image.clone(), &made.image)) {
+                    continue;
+                }
+                let now = self.tools.cri.image_id(wanted).await;
+                let now = now.map_err(|error| ReplayBlocker::Failed(error.to_string()))?;
+                if now.as_ref() != Some(&made.image) {
+                    return Err(ReplayBlocker::ImageChanged(status.name.clone()));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Makes the next attempts of these containers, then starts them. Among containers that run the kubelet would see

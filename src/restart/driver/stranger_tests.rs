@@ -32,6 +32,7 @@ fn shared(start: Start) -> Arc<Shared> {
     Arc::new(Shared {
         gate: Arc::default(),
         start,
+        replay_devices: Vec::new(),
         back_off: BackOff::try_new(Duration::ZERO, Duration::ZERO, Duration::ZERO).unwrap(),
         turns: Turns::of(1),
     })

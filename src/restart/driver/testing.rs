@@ -33,6 +33,7 @@ pub(crate) fn tools(cri: cri::Client, dir: &Path) -> Tools {
         shared: Arc::new(Shared {
             gate: Arc::default(),
             start: Start::Kubelet,
+            replay_devices: Vec::new(),
             back_off: BackOff::try_new(ten, most, reset).unwrap(),
             turns: Turns::of(1),
         }),

@@ -244,6 +244,12 @@ impl Machine {
                 effects.extend(self.finish(Outcome::Deleted));
                 return effects;
             }
+            Event::CalledOff => {
+                if !self.killed {
+                    effects.extend(self.finish(Outcome::CalledOff));
+                    return effects;
+                }
+            }
             Event::Tick => {}
         }
         effects.extend(self.advance(now));

@@ -89,7 +89,7 @@ impl Machine {
     ) -> Vec<Effect> {
         let members = self.plan.members.iter();
         self.replay.asked = members.map(|it| it.name.clone()).collect();
-        let all_there = (0..self.progress.len()).all(|index| self.is_there(index));
+        let all_there = self.replayed().all(|index| self.is_there(index));
         let halved = !all_there && self.running_regulars().next().is_some();
         let limit = if halved { HALVED_LIMIT } else { AGAIN_LIMIT };
         if elapsed >= limit || self.is_seen() {
@@ -190,7 +190,7 @@ impl Machine {
             if let Some(from) = self.replay.seen_from {
                 self.deadline = self.deadline.max(from + FALLBACK_TIME);
             } else if late || self.is_unshielded() {
-                effects.extend(self.finish(Outcome::Completed));
+                return self.leave_replay(now, effects);
             }
         } else if late && self.waits_for_init() && !self.replay.released {
             // When the last init container has ended, the kubelet may relist before any of the others has started.
@@ -217,7 +217,7 @@ impl Machine {
                 self.deadline = now + BURST_LIMIT;
                 effects.push(Effect::Release(self.olds()));
             }
-            let turns = (0..self.progress.len()).filter(|&index| self.is_turn_of(index));
+            let turns = self.replayed().filter(|&index| self.is_turn_of(index));
             let turns = turns.filter(|&index| self.progress[index].new == NewState::None);
             let names = turns.map(|index| self.plan.members[index].name.clone());
             let mut names: Vec<ContainerName> = names.collect();
@@ -227,6 +227,26 @@ impl Machine {
             }
         }
         false
+    }
+
+    /// All that was there runs again. In a pod that was still initialising the kubelet goes on with the rest. Returns whether
+    /// it does.
+    fn leave_replay(&mut self, now: Instant, effects: &mut Vec<Effect>) -> bool {
+        if self.replayed().count() == self.progress.len() {
+            effects.extend(self.finish(Outcome::Completed));
+            return false;
+        }
+        let mut seen = self.olds();
+        seen.extend(self.replayed_inits());
+        self.enter(Phase::Up, now, effects);
+        effects.push(Effect::Release(seen));
+        true
+    }
+
+    /// Those of which there was an attempt to make another one like.
+    fn replayed(&self) -> impl Iterator<Item = usize> + '_ {
+        let members = self.plan.members.iter().enumerate();
+        members.filter_map(|(index, member)| member.old.is_some().then_some(index))
     }
 
     /// Whether a kubelet that sees the exits sees none of the placeholders that stood before containers that run. It lists
@@ -303,7 +323,7 @@ impl Machine {
     fn shields_of_unstarted(&mut self) -> Vec<Effect> {
         let beyond = self.replay.time == Time::BeyondHold;
         let mut effects = Vec::new();
-        let all = 0..self.progress.len();
+        let all: Vec<usize> = self.replayed().collect();
         for index in all {
             if self.progress[index].new != NewState::None {
                 continue;
@@ -412,7 +432,7 @@ impl Machine {
     }
 
     fn has_all_begun(&self) -> bool {
-        (0..self.progress.len()).all(|index| self.has_begun(index))
+        self.replayed().all(|index| self.has_begun(index))
     }
 
     /// Whether nothing is left to do for a container.

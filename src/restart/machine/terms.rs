@@ -80,6 +80,8 @@ pub enum Event {
     Started(ContainerName, ContainerId),
     /// The pod is being deleted.
     Deleted,
+    /// The kubelet has ended the trigger by itself, and starts it again.
+    CalledOff,
     /// Time has passed; see [`Machine::deadline`].
     Tick,
 }
@@ -127,6 +129,8 @@ pub enum Outcome {
     InitFailed,
     /// The pod was deleted meanwhile.
     Deleted,
+    /// The kubelet has ended the trigger by itself, and nothing else has been ended.
+    CalledOff,
     /// The placeholders were not there in time: what the kubelet sees is for it to act on.
     Unshielded,
     /// The kubelet has seen the exit of a container that it never starts again, while it started others: those were stopped,

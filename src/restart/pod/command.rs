@@ -75,4 +75,6 @@ pub(in crate::restart) enum Saying {
     Ending,
     NotProtected(BTreeSet<ContainerName>, Unprotected),
     InvalidRules(PolicyError),
+    /// These restart their pod whoever kills them.
+    KillsRestart(BTreeSet<ContainerName>),
 }

@@ -1,5 +1,6 @@
 //! What an exit means for its pod, and the restarts that follow from it.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use super::{Command, Gone, Order, Pod, Saying, Task, found_by};
 use crate::clock::Moment;
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
+use crate::node::InstanceState;
 use crate::policy::{Action, CompletedContainers, Policy, Rules};
 use crate::report::condition_type;
 use crate::restart::machine::{Effect, Event, Machine, Phase};
@@ -22,9 +24,15 @@ impl Pod {
             return;
         };
         let containers = self.spec.iter().flat_map(|spec| &spec.containers);
+        let knows_own = self.native.is_none_or(|it| it.container_rules);
         let rules = containers
             .filter(|container| !container.rules.is_empty())
-            .map(|container| (container.name.to_string(), Rules::from(&*container.rules)));
+            .map(|container| {
+                let rules = Rules::from(&*container.rules);
+                let own = container.restart_policy.filter(|_| !knows_own);
+                let rules = own.into_iter().fold(rules, Rules::then);
+                (container.name.to_string(), rules)
+            });
         let names = self
             .spec
             .as_ref()
@@ -44,6 +52,44 @@ impl Pod {
                 None
             }
         };
+        self.say_what_kills_restart();
+    }
+
+    /// A kubelet that ends a pod, or one of its containers, may not have said so by the time of the exit.
+    fn say_what_kills_restart(&mut self) {
+        let Some((policy, spec)) = self.policy.as_ref().zip(self.spec.as_ref()) else {
+            return;
+        };
+        let names = spec.containers.iter().map(|container| &container.name);
+        let kills = names.filter(|name| !policy.kills_that_restart(name.as_str()).is_empty());
+        let kills: BTreeSet<ContainerName> = kills.cloned().collect();
+        if !kills.is_empty() && !std::mem::replace(&mut self.said_kills, true) {
+            self.say(Saying::KillsRestart(kills));
+        }
+    }
+
+    /// The container's own restart policy, if it leaves the container as it is now and the kubelet, which goes by the pod's,
+    /// does not (KEP-5307). A restart of all containers is for those that have ended, too.
+    pub(super) fn stays_ended(&self, name: &ContainerName) -> Option<RestartPolicy> {
+        let spec = self.spec.as_ref()?;
+        let container = spec.containers.iter().find(|it| it.name == *name)?;
+        let own = container.restart_policy?;
+        let machine = self.machine.as_ref();
+        let restarts = machine.is_some_and(|machine| machine.phase() != Phase::Over);
+        let policy = self.policy.as_ref()?;
+        if restarts || !policy.goes_by_spec(name.as_str()) {
+            return None;
+        }
+        let (_, newest) = self.instances.newest(name)?;
+        let InstanceState::Ended(Some(code)) = newest.state else {
+            return None;
+        };
+        let stays = match own {
+            RestartPolicy::Always => false,
+            RestartPolicy::OnFailure => code == ExitCode::SUCCESS,
+            RestartPolicy::Never => true,
+        };
+        (stays && policy.action(name.as_str(), code.0).is_none()).then_some(own)
     }
 
     /// Settles what the exit of this container means: it is part of a restart, begins one, or is released.
@@ -122,6 +168,7 @@ impl Pod {
             return;
         };
         let back_off = &self.shared.back_off;
+        self.past_before = self.past.clone();
         self.past.begun(scope.as_ref(), now.up_ms, back_off);
         self.say(Saying::Restarting(Box::new(plan.clone())));
         self.carry_out(plan, now);
@@ -146,7 +193,8 @@ impl Pod {
         } else if !self.shared.gate.is_there() {
             Some(ReplayBlocker::NoGate)
         } else {
-            replay::blocker(start, spec, &members)
+            replay::blocker(start, spec, &members, &self.shared.replay_devices)
+                .or_else(|| self.request_changed(&members))
         }
     }
 

@@ -8,6 +8,7 @@ mod command;
 mod decide;
 mod facts;
 mod hooks;
+mod memory;
 mod shared;
 #[cfg(test)]
 mod tests;
@@ -19,7 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::back_off::Past;
-use super::machine::{Event, Found, FoundState, Machine, Phase, Verdict};
+use super::machine::{Event, Found, FoundState, Machine, Outcome, Phase, Verdict};
 use super::plan::{Generation, Plan, RestartId};
 use super::record::Record;
 use super::times::{LIST_SLACK, OLDEST_LIST};
@@ -31,6 +32,7 @@ use crate::policy::{Policy, Written};
 use crate::report::Unprotected;
 pub(super) use command::{Command, Finished, Order, Saying};
 use hooks::Hooks;
+use memory::Requests;
 pub use shared::{Gate, Shared};
 pub(super) use wanted::{Task, Wanted};
 
@@ -58,6 +60,7 @@ pub(super) struct Known {
 
 /// What is known of one pod, and its restart if one is under way.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(super) struct Pod {
     shared: Arc<Shared>,
     identity: PodIdentity,
@@ -72,6 +75,7 @@ pub(super) struct Pod {
     /// What the kubelet does by itself.
     native: Option<KubeletFeatures>,
     instances: Instances,
+    requests: Requests,
     machine: Option<Machine>,
     /// Exits that are held, and since when their hooks wait.
     holds: BTreeMap<ContainerId, Instant>,
@@ -85,9 +89,12 @@ pub(super) struct Pod {
     deleting: bool,
     restarts: u32,
     past: Past,
+    /// The same before the restart under way.
+    past_before: Past,
     /// What is said once.
     said_unhooked: Option<Unprotected>,
     said_invalid: bool,
+    said_kills: bool,
     commands: Vec<Command>,
 }
 
@@ -103,6 +110,7 @@ impl Pod {
             manifest: None,
             native: known.native,
             instances: Instances::default(),
+            requests: Requests::default(),
             machine: None,
             holds: BTreeMap::new(),
             hooks: Hooks::default(),
@@ -111,9 +119,11 @@ impl Pod {
             removed: HashMap::new(),
             deleting: false,
             restarts: 0,
+            past_before: known.past.clone(),
             past: known.past,
             said_unhooked: None,
             said_invalid: false,
+            said_kills: false,
             commands: Vec::new(),
         }
     }
@@ -177,6 +187,11 @@ impl Pod {
         }
     }
 
+    /// The kubelet has ended the container that asked, to start it again: natively no rule heeds that.
+    pub(super) fn call_off(&mut self, now: &Moment) {
+        self.feed(Event::CalledOff, now);
+    }
+
     /// Whether a container that is about to be made is to have our hook: there is something to do for the pod, or may
     /// be, the host runs hooks, and the runtime does not refuse them.
     pub(super) fn is_to_have_hook(&mut self, name: &ContainerName, now: &Moment) -> bool {
@@ -199,6 +214,7 @@ impl Pod {
         if self.removed.contains_key(&id) {
             return;
         }
+        self.note_request(&id, &instance);
         self.instances.insert(id, instance);
         self.say_what_is_unhooked(now);
     }
@@ -315,6 +331,11 @@ impl Pod {
         }
         if self.has_just_run(name, now) {
             return Err(format!("container {name} has just run"));
+        }
+        if let Some(policy) = self.stays_ended(name) {
+            return Err(format!(
+                "container {name} has ended and is not started again: its own restartPolicy is {policy:?}"
+            ));
         }
         // It may come before the tick that the same moment brings.
         self.feed(Event::Tick, now);
@@ -466,13 +487,17 @@ impl Pod {
 
     /// What it wanted done when its restart was over has been done. Returns that restart, unless another has taken its
     /// place meanwhile.
-    pub(super) fn finish(&mut self, now: &Moment) -> Option<Finished> {
+    pub(super) fn finish(&mut self, outcome: Outcome, now: &Moment) -> Option<Finished> {
         let machine = self.machine.take_if(|it| it.phase() == Phase::Over)?;
         // One before may have ended with a plugin that died before all were removed.
         self.sweep_leftovers();
         // The row of restarts goes on from the end of this one.
         let of = decide::scope(machine.plan().action, &machine.plan().trigger);
-        self.past.over(of.as_ref(), now.up_ms);
+        if outcome == Outcome::CalledOff {
+            self.past = self.past_before.clone();
+        } else {
+            self.past.over(of.as_ref(), now.up_ms);
+        }
         Some(Finished {
             waiting_for: machine.waiting_for().into_iter().cloned().collect(),
             past: self.past.clone(),
@@ -491,6 +516,7 @@ impl Pod {
     /// A container is no longer in the runtime: nothing is kept of it but that.
     fn gone(&mut self, id: &ContainerId, now: &Moment) {
         self.instances.removed(id);
+        self.requests.remove(id);
         self.holds.remove(id);
         self.decided.remove(id);
         self.commands.push(Command::EndKill(id.clone()));

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::policy::Start;
 use crate::restart::back_off::BackOff;
+use crate::restart::replay::Devices;
 use crate::restart::turns::Turns;
 
 /// What all pods of a node share.
@@ -14,6 +15,8 @@ pub struct Shared {
     pub gate: Arc<Gate>,
     /// Who starts containers again where no pod asks for anything else, and may.
     pub start: Start,
+    /// Devices that containers may have which are replayed.
+    pub replay_devices: Vec<Devices>,
     /// The gaps between restarts.
     pub back_off: BackOff,
     /// Which pods restart at once.

@@ -4,7 +4,8 @@ use serde_json::json;
 
 use super::*;
 use crate::ids::PodKey;
-use crate::kube::{ContainerKind, RestartPolicy};
+use crate::kube::{ContainerKind, KubeletFeatures, RestartPolicy};
+use crate::node::Maker;
 use crate::policy::{Start, Unread};
 use crate::restart::back_off::BackOff;
 use crate::restart::plan::tests::{RUNS, circumstances};
@@ -26,6 +27,7 @@ fn pod(start: Start) -> Pod {
     let shared = Shared {
         gate: Arc::default(),
         start,
+        replay_devices: Vec::new(),
         back_off: BackOff::try_new(Duration::ZERO, Duration::ZERO, Duration::ZERO).unwrap(),
         turns: Turns::of(1),
     };
@@ -65,6 +67,106 @@ fn moment() -> Moment {
         up_ms: 3_600_000,
         unix_ms: 1_700_000_000_000,
     }
+}
+
+/// A pod with two containers, `a` with a policy and a rule of its own, on a kubelet that knows neither.
+fn with_own_policy(pod_policy: &str, own: &str) -> Pod {
+    let (mut pod, now) = (pod(Start::Kubelet), moment());
+    let rule =
+        json!({"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}});
+    let spec = json!({
+        "metadata": {"name": "p", "namespace": "n", "uid": "u"},
+        "spec": {
+            "restartPolicy": pod_policy,
+            "containers": [
+                {"name": "a", "restartPolicy": own, "restartPolicyRules": [rule]},
+                {"name": "b"},
+            ],
+        },
+    });
+    let spec = PodSpec::from_pod(&serde_json::from_value(spec).unwrap(), "node");
+    pod.features_changed(KubeletFeatures::default());
+    pod.spec_changed(Arc::new(spec.unwrap()), &now);
+    pod
+}
+
+#[test]
+fn a_container_that_its_own_policy_leaves_ended_is_not_created_again() {
+    for (own, code, stays) in [
+        ("Never", 0, true),
+        ("Never", 1, true),
+        ("OnFailure", 0, true),
+        ("OnFailure", 1, false),
+        ("Always", 0, false),
+    ] {
+        let (mut pod, now) = (with_own_policy("Always", own), moment());
+        let id = ContainerId::from("a-0");
+        assert_eq!(pod.admit_create(&"a".into(), &now), Ok(()));
+        pod.created(id.clone(), Instance::running("a"), &now);
+        pod.ended(&id, Some(ExitCode(code)), &now);
+        pod.hook_is_missing(&id, &now);
+        let refused = pod.admit_create(&"a".into(), &now).is_err();
+        assert_eq!(refused, stays, "{own}, exit {code}");
+        assert_eq!(pod.admit_create(&"b".into(), &now), Ok(()));
+    }
+}
+
+#[test]
+fn a_container_that_its_own_policy_starts_again_is_restarted_where_the_pods_does_not() {
+    for (own, code, restarts) in [
+        ("Never", 1, false),
+        ("OnFailure", 0, false),
+        ("OnFailure", 1, true),
+        ("Always", 0, true),
+    ] {
+        let (mut pod, now) = (with_own_policy("Never", own), moment());
+        let id = ContainerId::from("a-0");
+        pod.created(id.clone(), Instance::running("a"), &now);
+        assert!(pod.decide_hold(&id, Duration::ZERO, &now));
+        pod.ended(&id, Some(ExitCode(code)), &now);
+        let action = pod.plan().map(|plan| plan.action);
+        let wanted = restarts.then_some(crate::policy::Action::Restart);
+        assert_eq!(action, wanted, "{own}, exit {code}");
+    }
+}
+
+#[test]
+fn memory_that_is_requested_is_compared_with_what_each_attempt_was_made_with() {
+    let spec = |memory: &str, generation: i64| {
+        let resources = json!({"requests": {"memory": memory}});
+        let pod = json!({
+            "metadata": {"name": "p", "namespace": "n", "uid": "u", "generation": generation},
+            "spec": {"containers": [{"name": "a", "resources": resources}]},
+        });
+        let spec = PodSpec::from_pod(&serde_json::from_value(pod).unwrap(), "node");
+        Arc::new(spec.unwrap())
+    };
+    let (mut pod, now) = (pod(Start::Auto), moment());
+    let made = |number, maker| Instance {
+        maker,
+        attempt: crate::ids::Attempt(number),
+        ..Instance::running("a")
+    };
+    let changed = |pod: &Pod| {
+        let member = pod.member("a".into(), ContainerKind::Regular, RestartPolicy::Never);
+        pod.request_changed(&[&member]).is_some()
+    };
+    pod.spec_changed(spec("32Mi", 1), &now);
+    pod.created("a-0".into(), made(0, Maker::Kubelet), &now);
+    assert!(!changed(&pod));
+    pod.spec_changed(spec("40Mi", 2), &now);
+    assert!(changed(&pod));
+    // It is made of what the one before it was made of.
+    pod.created("a-1".into(), made(1, Maker::Replay), &now);
+    assert!(changed(&pod));
+    pod.created("a-2".into(), made(2, Maker::Kubelet), &now);
+    assert!(!changed(&pod));
+    // Of one that is older than the plugin nobody knows.
+    let older = made(3, Maker::Kubelet);
+    pod.relisted(vec![("a-3".into(), older)], now.at, None, false, &now);
+    assert!(changed(&pod));
+    pod.spec_changed(spec("40Mi", 1), &now);
+    assert!(!changed(&pod));
 }
 
 /// With an init container `i` and a regular one `a`, and a rule that restarts one container at 42.
@@ -124,6 +226,22 @@ fn a_pod_that_the_kubelet_is_ending_is_let_go_and_nothing_of_it_is_restarted() {
         .iter()
         .filter(|it| matches!(it, Command::Say(Saying::Ending)));
     assert_eq!(said.count(), 1);
+}
+
+#[test]
+fn a_restart_is_called_off_unless_something_was_killed_for_it_and_then_there_was_none() {
+    let (mut pod, now) = (with_rules(Start::Kubelet), moment());
+    let a = ContainerId::from("a-0");
+    pod.created(a.clone(), Instance::running("a"), &now);
+    assert!(pod.decide_hold(&a, Duration::ZERO, &now));
+    pod.ended(&a, Some(ExitCode(42)), &now);
+    pod.feed(Event::Called, &now);
+    let past = pod.past_before.clone();
+    assert_ne!(pod.past, past);
+    pod.call_off(&now);
+    assert!(!pod.is_held(&a));
+    pod.finish(Outcome::CalledOff, &now).unwrap();
+    assert_eq!(pod.past, past);
 }
 
 #[test]

@@ -58,6 +58,7 @@ impl Plugin {
             } else {
                 Start::Kubelet
             },
+            replay_devices: Vec::new(),
             back_off: back_off(case),
             turns: Turns::of(2),
         };
@@ -566,8 +567,8 @@ impl World {
                 self.call(making, Call::Make(name, like, generation));
             }
             Effect::Remove(id) => self.sweep(id),
-            Effect::Finish(_) => {
-                if let Some(finished) = self.tell(Pod::finish).flatten() {
+            Effect::Finish(outcome) => {
+                if let Some(finished) = self.tell(|pod, now| pod.finish(outcome, now)).flatten() {
                     self.record = None;
                     self.past = finished.past;
                 }

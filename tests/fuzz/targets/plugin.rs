@@ -49,6 +49,7 @@ pub(super) fn tools() -> Tools {
         shared: Arc::new(Shared {
             gate: Arc::new(gate),
             start: Start::Auto,
+            replay_devices: Vec::new(),
             back_off: BackOff::try_new(second, 10 * second, 60 * second).expect("gaps that grow"),
             turns: Turns::of(2),
         }),

@@ -1,9 +1,12 @@
 //! Regular containers that had ended before the restart: they run again with the others (KEP-5532, "Regular
 //! Containers"), or stay as they are where the pod asks for that.
 
-use anyhow::Result;
+use std::sync::Arc;
+
+use anyhow::{Result, ensure};
 use serde_json::json;
 
+use crate::pod::LivePod;
 use crate::restarted::Before;
 use crate::scenario::{Scenario, scenarios};
 use crate::shape::{Kind, Shape};
@@ -13,6 +16,7 @@ use crate::wait::PATIENCE;
 pub(crate) fn scenarios() -> Vec<Scenario> {
     scenarios![Shared:
         never_pod_runs_completed_containers_again,
+        never_pod_runs_completed_containers_again_when_replayed,
         never_pod_with_inits_runs_completed_containers_again,
         never_pod_with_inits_restarts_again_while_its_status_is_stale,
         on_failure_pod_runs_a_succeeded_container_again,
@@ -26,6 +30,15 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
 
 /// `loader` and `checker` end, then `trainer` asks for a restart.
 async fn run_again(stage: Stage, shape: Shape, ended: &[(&str, i32)], trigger: i32) -> Result<()> {
+    ran_again(&stage, shape, ended, trigger).await.map(drop)
+}
+
+async fn ran_again(
+    stage: &Stage,
+    shape: Shape,
+    ended: &[(&str, i32)],
+    trigger: i32,
+) -> Result<Arc<LivePod>> {
     let pod = stage
         .running(shape.restarts_all("trainer", trigger))
         .await?;
@@ -37,7 +50,10 @@ async fn run_again(stage: Stage, shape: Shape, ended: &[(&str, i32)], trigger: i
     // The kubelet drops the pod's status while what it has reported as ended for good runs (status_manager.go
     // `checkContainerStateTransition`).
     pod.has_restarted_unseen(&before).await?;
+    let now = pod.recorder.current();
     for (container, code) in ended {
+        let seen = &now.containers[*container];
+        ensure!(!seen.ready, "{container} is told to be ready: {now}");
         pod.exit(container, *code).await?;
     }
     pod.recorder
@@ -45,15 +61,24 @@ async fn run_again(stage: Stage, shape: Shape, ended: &[(&str, i32)], trigger: i
             before.untold(&pod, now)
         })
         .await?;
-    Ok(())
+    Ok(pod)
+}
+
+fn three() -> Shape {
+    Shape::never()
+        .regular("trainer")
+        .regular("loader")
+        .regular("checker")
 }
 
 async fn never_pod_runs_completed_containers_again(stage: Stage) -> Result<()> {
-    let shape = Shape::never()
-        .regular("trainer")
-        .regular("loader")
-        .regular("checker");
-    run_again(stage, shape, &[("loader", 0), ("checker", 7)], 42).await
+    run_again(stage, three(), &[("loader", 0), ("checker", 7)], 42).await
+}
+
+async fn never_pod_runs_completed_containers_again_when_replayed(stage: Stage) -> Result<()> {
+    let shape = three().started_by("Auto");
+    let pod = ran_again(&stage, shape, &[("loader", 0), ("checker", 7)], 42).await?;
+    pod.was_started_again_by("Auto")
 }
 
 async fn never_pod_with_inits_runs_completed_containers_again(stage: Stage) -> Result<()> {

@@ -4,16 +4,20 @@
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
-use serde_json::json;
+use kube::api::{Patch, PatchParams};
+use serde_json::{Value, json};
 
 use super::under;
 use crate::evidence::{self, Deed, Entry};
+use crate::node::NATIVE;
 use crate::pod::LivePod;
+use crate::restarted::Before;
 use crate::restarted::TWO_RELISTS;
-use crate::scenario::{Scenario, scenarios};
+use crate::scenario::{Company, Scenario, scenarios, telling_nodes_apart};
 use crate::shape::RestartPolicy::{Always, Never};
-use crate::shape::{Shape, rule};
+use crate::shape::{RestartPolicy, Shape, rule};
 use crate::stage::Stage;
+use crate::wait::PATIENCE;
 
 /// Ends as its rules say, and at once.
 const ASKING_END: &str = r#"say "note asks"; exit 3"#;
@@ -27,7 +31,13 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
             "past_its_deadline_keeps_its_grace_period",
             is_past_its_deadline,
         ),
+        under(
+            &[Never, Always],
+            "that_is_evicted_is_not_started_again",
+            is_evicted,
+        ),
         scenarios![Alone: pod_that_makes_way_for_a_critical_one_keeps_its_grace_period],
+        kills_of_one_container(),
     ]
     .concat()
 }
@@ -67,8 +77,34 @@ async fn pod_that_makes_way_for_a_critical_one_keeps_its_grace_period(stage: Sta
     Ok(())
 }
 
+/// For what it has written: the kubelet gives it a second (`immediateEvictionGracePeriodSeconds`,
+/// `pkg/kubelet/eviction/eviction_manager.go`).
+async fn is_evicted(stage: Stage, shape: Shape) -> Result<()> {
+    let shape = shape
+        .volume("much", json!({"emptyDir": {"sizeLimit": "1Mi"}}))
+        .regular("trainer")
+        .at_first("head -c 2000000 /dev/zero >/much/file")
+        .on_term(ASKING_END)
+        .regular("logger")
+        .rules(
+            "trainer",
+            &json!([rule("RestartAllContainers", "NotIn", &[0])]),
+        );
+    let pod = stage.pod(shape).await?;
+    pod.until_running().await?;
+    ends(&pod, &["asks"]).await?;
+    let now = stage.node.pods().get_status(&pod.name).await?.status;
+    let reason = now.and_then(|it| it.reason);
+    ensure!(reason.as_deref() == Some("Evicted"), "{reason:?}");
+    Ok(())
+}
+
 /// The trainer asks for a restart with its end, and the logger is left in peace.
 async fn ends_with_grace(pod: &Arc<LivePod>) -> Result<()> {
+    ends(pod, &["asks", "stopped"]).await
+}
+
+async fn ends(pod: &Arc<LivePod>, words: &[&str]) -> Result<()> {
     // Its volume goes with it.
     let evidence = pod.evidence_file()?;
     pod.until_phase("Failed").await?;
@@ -77,7 +113,7 @@ async fn ends_with_grace(pod: &Arc<LivePod>) -> Result<()> {
     });
     lasts.await?;
     let evidence = evidence::entries(evidence)?;
-    for word in ["asks", "stopped"] {
+    for &word in words {
         let noted = Deed::Noted(word.to_owned());
         let found = evidence.iter().any(|it| it.deed == noted);
         ensure!(found, "nobody noted that it {word}: {evidence:?}");
@@ -93,4 +129,115 @@ async fn ends_with_grace(pod: &Arc<LivePod>) -> Result<()> {
     let events = pod.events("NotRestarted").await?;
     ensure!(!events.is_empty(), "nobody was told why");
     Ok(())
+}
+
+/// An API server that has less of the processor than it needs answers late. The plugin says so.
+const TRIES: usize = 5;
+const NOT_TOLD: &str = "not told in time what the kubelet is ending";
+
+/// Why the kubelet ends one container.
+#[derive(Clone, Copy)]
+enum Kill {
+    Probe,
+    Image,
+    Resize,
+}
+
+/// Where it starts it again in the same breath, no rule heeds that; where it does not, as under Never, its exit is one like
+/// any other. Side by side with the kubelet's own rules where it has them.
+fn kills_of_one_container() -> Vec<Scenario> {
+    let kills = [
+        ("always_pod", Always, "a_liveness_probe", Kill::Probe),
+        ("always_pod", Always, "a_new_image", Kill::Image),
+        ("always_pod", Always, "a_resize", Kill::Resize),
+        ("never_pod", Never, "a_liveness_probe", Kill::Probe),
+    ];
+    let scenarios = kills.map(|(pod, policy, why, kill)| {
+        let does = if policy == Never {
+            "restarts"
+        } else {
+            "does_not_restart"
+        };
+        let name = format!("{pod}_{does}_as_natively_when_a_container_is_killed_for_{why}");
+        Scenario::new(name, Company::Shared, move |stage| {
+            restarts_as_natively(stage, policy, kill)
+        })
+    });
+    telling_nodes_apart(scenarios.into())
+}
+
+async fn restarts_as_natively(stage: Stage, policy: RestartPolicy, kill: Kill) -> Result<()> {
+    let rules = json!([rule("RestartAllContainers", "NotIn", &[0])]);
+    let of_two = || {
+        let shape = Shape::new(policy).regular("logger").regular("trainer");
+        match kill {
+            Kill::Probe => shape.field("livenessProbe", fails_once()),
+            Kill::Image => shape,
+            Kill::Resize => shape
+                .field("resources", memory("64Mi"))
+                .field("resizePolicy", restarts_for_memory()),
+        }
+    };
+    let expected = policy == Never;
+    for attempt in 1.. {
+        let ours = of_two().rules("trainer", &rules);
+        let (pod, ours) = restarts_others(&stage, ours, kill).await?;
+        if ours == expected {
+            break;
+        }
+        let lines = stage.plugin.log_lines(&pod.name)?;
+        let untold = lines.iter().any(|line| line.contains(NOT_TOLD));
+        ensure!(untold && attempt < TRIES, "the plugin restarts all: {ours}");
+    }
+    if stage.node.declares(NATIVE).await? {
+        let native = of_two()
+            .field("restartPolicy", json!(format!("{policy:?}")))
+            .field("restartPolicyRules", rules);
+        let (_, native) = restarts_others(&stage, native, kill).await?;
+        ensure!(native == expected, "the kubelet restarts all: {native}");
+    }
+    Ok(())
+}
+
+/// Whether the whole pod restarts when the kubelet ends its trainer.
+async fn restarts_others(stage: &Stage, shape: Shape, kill: Kill) -> Result<(Arc<LivePod>, bool)> {
+    let pod = stage.running(shape).await?;
+    let before = Before::of(&pod).await?;
+    let pods = stage.node.pods();
+    let params = PatchParams::default();
+    let change = |field: &str, value: Value| {
+        let mut container = json!({"name": "trainer"});
+        container[field] = value;
+        Patch::Strategic(json!({"spec": {"containers": [container]}}))
+    };
+    match kill {
+        Kill::Probe => stage.node.make_sick(&pod.uid)?,
+        Kill::Image => {
+            let patch = change("image", json!(stage.node.other_image));
+            pods.patch(&pod.name, &params, &patch).await?;
+        }
+        Kill::Resize => {
+            let patch = change("resources", memory("80Mi"));
+            pods.patch_subresource("resize", &pod.name, &params, &patch)
+                .await?;
+        }
+    }
+    pod.until_container_is_new(&before, "trainer", PATIENCE)
+        .await?;
+    let others = pod.until_container_is_new(&before, "logger", 3 * TWO_RELISTS);
+    let restarted = others.await.is_ok();
+    Ok((pod, restarted))
+}
+
+fn fails_once() -> Value {
+    let script = "[ ! -e /ev/sick ] || ! rm /ev/sick";
+    json!({"exec": {"command": ["/bin/sh", "-c", script]}, "periodSeconds": 1, "failureThreshold": 1})
+}
+
+fn memory(amount: &str) -> Value {
+    json!({"limits": {"memory": amount}, "requests": {"memory": amount}})
+}
+
+fn restarts_for_memory() -> Value {
+    json!([{"resourceName": "memory", "restartPolicy": "RestartContainer"}])
 }

@@ -7,6 +7,7 @@ use anyhow::{Result, ensure};
 use super::{restarted_by_both, under};
 use crate::evidence::Deed;
 use crate::pod::LivePod;
+use crate::recorder::Snapshot;
 use crate::restarted::Before;
 use crate::scenario::{Scenario, scenarios};
 use crate::shape::RestartPolicy::{Always, Never, OnFailure};
@@ -46,6 +47,16 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
             &[Never, Always],
             "restarts_when_a_sidecar_says_so_before_the_others_began",
             restarts_before_the_others_began,
+        ),
+        under(
+            &[Never, OnFailure, Always],
+            "that_is_initialising_is_replayed_as_far_as_it_has_come",
+            |stage, shape| replayed_while_initialising(stage, shape, "prepare"),
+        ),
+        under(
+            &[Never, Always],
+            "that_is_initialising_is_replayed_when_its_sidecar_says_so",
+            |stage, shape| replayed_while_initialising(stage, shape, "proxy"),
         ),
     ]
     .concat()
@@ -214,4 +225,43 @@ async fn restarts_before_the_others_began(stage: Stage, shape: Shape) -> Result<
     let pod = stage.pod(shape).await?;
     pod.until_container_runs("prepare").await?;
     pod.restarts_all("proxy", 42).await
+}
+
+/// The kubelet goes on with what it had not come to. Counts and exits are kept, as they are by its own feature.
+async fn replayed_while_initialising(
+    stage: Stage,
+    shape: Shape,
+    trigger: &'static str,
+) -> Result<()> {
+    let shape = shape
+        .init("fetch")
+        .sidecar("proxy")
+        .waiting_init("prepare")
+        .init("check")
+        .regular("trainer")
+        .restarts_all(trigger, 42)
+        .started_by("Auto");
+    let pod = stage.pod(shape).await?;
+    pod.until_container_runs("prepare").await?;
+    let before = Before::of(&pod).await?;
+    pod.exit(trigger, 42).await?;
+    // Before the kubelet starts the next init container it removes what has exited of those before it
+    // (`pruneInitContainersBeforeStart`, `pkg/kubelet/kuberuntime/kuberuntime_container.go`).
+    let kept = |now: &Snapshot| {
+        ["fetch", "proxy", "prepare"].into_iter().find_map(|name| {
+            let seen = now.containers.get(name)?;
+            let exit = match name {
+                "fetch" => "exit 0",
+                _ if name == trigger => "exit 42",
+                _ => "exit 137",
+            };
+            let kept = seen.restarts == 1 && seen.last_state.starts_with(exit);
+            (!kept).then(|| format!("{name} has restarted once, after {exit}"))
+        })
+    };
+    pod.recorder
+        .until("what was is kept", PATIENCE, kept)
+        .await?;
+    pod.has_restarted(&before).await?;
+    pod.restart_ended("all containers run again, by replay")
 }

@@ -9,6 +9,7 @@ mod conditions;
 mod cpus;
 mod credentials;
 mod deaths;
+mod declared;
 mod deletion;
 mod devices;
 mod disks;
@@ -78,6 +79,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         credentials::scenarios(),
         back_off::scenarios(),
         spec_rules::scenarios(),
+        declared::scenarios(),
         static_pods::scenarios(),
         untouched::scenarios(),
         bad_input::scenarios(),

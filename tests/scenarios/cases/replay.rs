@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ use super::{HOOKS_GIVE_UP, under};
 use crate::plugin::Phase;
 use crate::pod::LivePod;
 use crate::restarted::Before;
-use crate::scenario::{Company, Scenario, scenarios};
+use crate::scenario::{Company, Scenario, Skipped, scenarios, telling_nodes_apart};
 use crate::shape::{RestartPolicy, Shape};
 use crate::stage::Stage;
 use crate::under_way::UnderWay;
@@ -43,6 +43,21 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
             "whose_init_container_has_another_image_by_now_is_the_kubelets",
             other_image,
         ),
+        under(
+            &[Never, Always],
+            "that_requests_other_memory_is_the_kubelets",
+            requests_other_memory,
+        ),
+        under(
+            &[Never, Always],
+            "whose_image_has_another_name_by_now_is_the_kubelets",
+            moved_image,
+        ),
+        telling_nodes_apart(under(
+            &[Never, Always],
+            "with_an_image_volume_is_replayed",
+            image_volume,
+        )),
         under(
             &[Never, Always],
             "has_its_hosts_as_after_a_start_by_the_kubelet",
@@ -121,11 +136,22 @@ async fn limited(stage: Stage, shape: Shape) -> Result<()> {
 
 /// The kubelet sets at the start what the pod's spec says by then.
 async fn resized(stage: Stage, shape: Shape) -> Result<()> {
+    was_resized(stage, shape, limits("300m")).await
+}
+
+/// Nothing but the score for the kernel's OOM killer goes by it, and of that the runtime tells nothing.
+async fn requests_other_memory(stage: Stage, shape: Shape) -> Result<()> {
+    let mut resources = limits("200m");
+    resources["requests"]["memory"] = json!("40Mi");
+    was_resized(stage, shape, resources).await
+}
+
+async fn was_resized(stage: Stage, shape: Shape, resources: Value) -> Result<()> {
     let shape = shape.regular("trainer").field("resources", limits("200m"));
     let shape = shape.regular("logger").restarts_all("trainer", 42);
     let pod = stage.running(replayed(shape)).await?;
     let pods = stage.node.pods();
-    let container = json!({"name": "trainer", "resources": limits("300m")});
+    let container = json!({"name": "trainer", "resources": resources});
     let patch = Patch::Strategic(json!({"spec": {"containers": [container]}}));
     let params = PatchParams::default();
     pods.patch_subresource("resize", &pod.name, &params, &patch)
@@ -134,13 +160,10 @@ async fn resized(stage: Stage, shape: Shape) -> Result<()> {
         let status = pods.get_status(&pod.name).await?.status.unwrap_or_default();
         let mut containers = status.container_statuses.into_iter().flatten();
         let trainer = containers.find(|it| it.name == "trainer");
-        let limits = trainer.and_then(|it| it.resources?.limits);
-        let cpu = limits.and_then(|limits| Some(limits.get("cpu")?.0.clone()));
-        Ok(if cpu.as_deref() == Some("300m") {
-            Ok(())
-        } else {
-            Err(format!("{cpu:?}"))
-        })
+        let now = json!(trainer.and_then(|it| it.resources));
+        Ok((now == resources)
+            .then_some(())
+            .ok_or_else(|| now.to_string()))
     })
     .await?;
     pod.restarts_all("trainer", 42).await?;
@@ -154,7 +177,7 @@ async fn other_image(stage: Stage, shape: Shape) -> Result<()> {
         .running(replayed(shape.restarts_all("trainer", 42)))
         .await?;
     let other = "localhost/reprise/other:1";
-    stage.node.name_image(other).await?;
+    stage.node.name_image(&stage.node.image, other).await?;
     let container = json!({"name": "fetch", "image": other});
     let patch = Patch::Strategic(json!({"spec": {"initContainers": [container]}}));
     let pods = stage.node.pods();
@@ -162,6 +185,50 @@ async fn other_image(stage: Stage, shape: Shape) -> Result<()> {
         .await?;
     pod.restarts_all("trainer", 42).await?;
     pod.restart_ended("no replay: fetch has another image by now")
+}
+
+/// The kubelet would find the other one.
+async fn moved_image(stage: Stage, shape: Shape) -> Result<()> {
+    let node = &stage.node;
+    let name = format!("localhost/reprise/{}:1", stage.name());
+    node.name_image(&node.image, &name).await?;
+    let shape = shape
+        .regular("trainer")
+        .field("image", json!(name))
+        .at_first("[ -e /other ] && say 'note other'")
+        .regular("logger");
+    let pod = stage
+        .running(replayed(shape.restarts_all("trainer", 42)))
+        .await?;
+    node.name_image(&node.other_image, &name).await?;
+    let before = Before::of(&pod).await?;
+    pod.restarts_all("trainer", 42).await?;
+    pod.restart_ended("no replay: trainer has another image by now")?;
+    let notes = pod.notes_since(&before)?;
+    ensure!(notes == ["other"], "{notes:?}");
+    Ok(())
+}
+
+async fn image_volume(stage: Stage, shape: Shape) -> Result<()> {
+    if !stage.node.mounts_images() {
+        bail!(Skipped("this kubelet mounts no images"));
+    }
+    let image = json!({"reference": stage.node.image, "pullPolicy": "Never"});
+    let shape = shape
+        .volume("files", json!({"image": image}))
+        .init("fetch")
+        .regular("trainer")
+        .at_first("[ -x /files/bin/busybox ] && say 'note mounted'")
+        .regular("logger");
+    let pod = stage
+        .running(replayed(shape.restarts_all("trainer", 42)))
+        .await?;
+    let before = Before::of(&pod).await?;
+    pod.restarts_all("trainer", 42).await?;
+    pod.restart_ended("all containers run again, by replay")?;
+    let notes = pod.notes_since(&before)?;
+    ensure!(notes == ["mounted"], "{notes:?}");
+    Ok(())
 }
 
 async fn writes_to_hosts(stage: Stage, shape: Shape) -> Result<()> {

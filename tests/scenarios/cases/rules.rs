@@ -18,6 +18,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         rules_may_be_a_mapping_of_container_names,
         rules_may_be_yaml_in_the_form_of_the_kep,
         twenty_rules_of_255_values_are_not_too_many,
+        rules_that_match_kills_are_told_of_once,
     ]
 }
 
@@ -185,4 +186,22 @@ async fn twenty_rules_of_255_values_are_not_too_many(stage: Stage) -> Result<()>
         .await?
         .restarts_all("trainer", 42)
         .await
+}
+
+async fn rules_that_match_kills_are_told_of_once(stage: Stage) -> Result<()> {
+    let rules = json!([rule("RestartAllContainers", "NotIn", &[0])]);
+    let shape = Shape::never()
+        .regular("trainer")
+        .rules("trainer", &rules)
+        .regular("logger")
+        .restarts_all("logger", 42);
+    let pod = stage.running(shape).await?;
+    pod.restarts_all("trainer", 3).await?;
+    let told = pod.events("RulesMatchKills").await?;
+    let messages: Vec<_> = told.iter().map(|it| (&it.message, it.count)).collect();
+    let [(Some(message), None | Some(1))] = messages[..] else {
+        anyhow::bail!("events: {messages:?}");
+    };
+    ensure!(message.starts_with("Rules of trainer match"), "{message}");
+    Ok(())
 }

@@ -1,0 +1,57 @@
+//! How much memory containers requested when they were made. The kubelet changes that in place, and the runtime tells
+//! nothing of it: what is made next has another score for the kernel's OOM killer (`GetContainerOOMScoreAdjust`,
+//! `pkg/kubelet/qos/policy.go`).
+
+use std::collections::BTreeMap;
+
+use super::Pod;
+use crate::ids::ContainerId;
+use crate::kube::ContainerSpec;
+use crate::node::{Instance, Maker};
+use crate::restart::plan::Member;
+use crate::restart::replay::ReplayBlocker;
+
+/// By container, as the API has it.
+pub(super) type Requests = BTreeMap<ContainerId, Option<String>>;
+
+impl Pod {
+    /// A container is about to be known: the kubelet has made it from the spec, a replay from the attempt before.
+    pub(super) fn note_request(&mut self, id: &ContainerId, instance: &Instance) {
+        let request = match instance.maker {
+            Maker::Kubelet => self
+                .container_spec(instance)
+                .map(|it| it.memory_request.clone()),
+            Maker::Replay => {
+                let before = self.instances.newest(&instance.name);
+                before.and_then(|(id, _)| self.requests.get(id).cloned())
+            }
+            Maker::Placeholder => None,
+        };
+        if let Some(request) = request {
+            self.requests.entry(id.clone()).or_insert(request);
+        }
+    }
+
+    fn container_spec(&self, instance: &Instance) -> Option<&ContainerSpec> {
+        let mut containers = self.spec.as_ref()?.containers.iter();
+        containers.find(|it| it.name == instance.name)
+    }
+
+    /// Whether one of these may request another amount by now. Nobody knows what those requested that are older than the
+    /// plugin, but whether the spec was ever changed.
+    pub(super) fn request_changed(&self, members: &[&Member]) -> Option<ReplayBlocker> {
+        let spec = self.spec.as_ref()?;
+        let changed = |member: &&&Member| {
+            let id = member.old.as_ref().map(|old| &old.id);
+            let then = id.and_then(|id| self.requests.get(id));
+            let mut containers = spec.containers.iter();
+            let now = containers.find(|it| it.name == member.name);
+            match then.zip(now) {
+                Some((then, now)) => *then != now.memory_request,
+                None => spec.changed,
+            }
+        };
+        let member = members.iter().find(changed)?;
+        Some(ReplayBlocker::Resized(member.name.clone()))
+    }
+}
