@@ -266,14 +266,14 @@ mod tests {
     use super::*;
     use crate::kube::RestartPolicy;
     use crate::restart::machine::{Event, Outcome};
-    use crate::restart::plan::tests::circumstances;
+    use crate::restart::plan::tests::draft;
     use crate::restart::times::{RELIST_INTERVAL, time_of_relist};
 
     const LATER: Duration = Duration::from_secs(5);
 
     /// A Never pod of two whose `a` has exited, while other pods come first; and what it wants.
     fn queued(now: Instant) -> (Machine, Vec<Effect>) {
-        let plan = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42).restart_all();
+        let plan = draft(Some(RestartPolicy::Never), PLAIN, "a", 42).settled();
         let held = held(&plan, now);
         let (mut machine, mut effects) =
             Machine::begin(plan, &held, None, &[], RELIST_INTERVAL, now);

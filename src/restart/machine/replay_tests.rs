@@ -5,7 +5,7 @@ use super::*;
 use crate::kube::RestartPolicy;
 use crate::node::Maker;
 use crate::restart::plan::Starter;
-use crate::restart::plan::tests::{Shape, Was, circumstances};
+use crate::restart::plan::tests::{Shape, Was, draft};
 use crate::restart::times::{
     BURST_LIMIT, DOWN_LIMIT, FALLBACK_TIME, RELIST_INTERVAL, REST_OF_HOLD, time_of_relist,
 };
@@ -14,7 +14,7 @@ use crate::restart::times::{
 const MAKING: Duration = Duration::from_millis(100);
 
 fn replay(policy: RestartPolicy, shape: Shape<'_>) -> World {
-    let mut plan = circumstances(Some(policy), shape, "a", 42).restart_all();
+    let mut plan = draft(Some(policy), shape, "a", 42).settled();
     plan.starter = Starter::Plugin;
     World::begin(plan)
 }
@@ -70,9 +70,9 @@ fn nothing_is_seen_before_everything_runs_again() {
 /// The name of what the kubelet was let create is not to be had any more.
 #[test]
 fn what_the_kubelet_was_let_create_after_a_back_off_is_left_to_it() {
-    let mut begun = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42);
+    let mut begun = draft(Some(RestartPolicy::Never), PLAIN, "a", 42);
     begun.back_off_ms = 40_000;
-    let mut plan = begun.restart_all();
+    let mut plan = begun.settled();
     plan.starter = Starter::Plugin;
     let mut world = World::begin(plan);
     // The answer comes late.
@@ -237,9 +237,9 @@ fn ask_again_in_a_replay() -> World {
         ("i", ContainerKind::Init, Was::Running),
         ("a", ContainerKind::Regular, Was::Running),
     ];
-    let mut again = circumstances(Some(RestartPolicy::Never), &shape, "i", 42);
+    let mut again = draft(Some(RestartPolicy::Never), &shape, "i", 42);
     again.replayed_inits = true;
-    World::begin(again.restart_all())
+    World::begin(again.settled())
 }
 
 #[test]
@@ -387,7 +387,7 @@ fn what_cannot_be_started_after_the_hold_is_the_kubelets_behind_the_attempts() {
 
 #[test]
 fn a_plugin_that_comes_back_after_the_hold_leaves_what_shields() {
-    let mut plan = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42).restart_all();
+    let mut plan = draft(Some(RestartPolicy::Never), PLAIN, "a", 42).settled();
     plan.starter = Starter::Plugin;
     let found = |id: &str, state| Found {
         id: id.into(),
@@ -418,7 +418,7 @@ fn a_plugin_that_comes_back_after_the_hold_leaves_what_shields() {
 
 #[test]
 fn a_plugin_that_comes_back_leaves_the_rest_to_the_kubelet() {
-    let mut plan = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42).restart_all();
+    let mut plan = draft(Some(RestartPolicy::Never), PLAIN, "a", 42).settled();
     plan.starter = Starter::Plugin;
     for (elapsed, over) in [(1, false), (20, true)] {
         let elapsed = Duration::from_secs(elapsed);

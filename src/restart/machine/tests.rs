@@ -7,7 +7,7 @@ use crate::ids::ExitCode;
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::node::Maker;
 use crate::policy::Action;
-use crate::restart::plan::tests::{DONE, RUNS, Shape, Was, circumstances};
+use crate::restart::plan::tests::{DONE, RUNS, Shape, Was, draft};
 use crate::restart::plan::{Old, Way};
 use crate::restart::times::{
     DOWN_LIMIT, LAST_MOMENT, LONGEST_RECORDING, RELIST_INTERVAL, STOP_LIMIT, time_of_relist,
@@ -166,16 +166,16 @@ pub(super) const FULL: Shape<'_> = &[
 pub(super) const PLAIN: Shape<'_> = &[("a", Regular, RUNS), ("b", Regular, RUNS)];
 
 fn all(policy: RestartPolicy, shape: Shape<'_>, trigger: &str) -> World {
-    World::begin(circumstances(Some(policy), shape, trigger, 42).restart_all())
+    World::begin(draft(Some(policy), shape, trigger, 42).settled())
 }
 
 #[test]
 fn what_follows_a_probed_sidecar_in_the_same_sync_waits_and_what_follows_its_probe_does_not() {
     for start in [80, 400] {
         let shape: Shape<'_> = &[("s", Sidecar, RUNS), ("a", Regular, RUNS)];
-        let mut begun = circumstances(Some(RestartPolicy::Never), shape, "a", 42);
-        begun.containers[0].startup_probe = true;
-        let mut world = World::begin(begun.restart_all());
+        let mut begun = draft(Some(RestartPolicy::Never), shape, "a", 42);
+        begun.members[0].startup_probe = true;
+        let mut world = World::begin(begun.settled());
         world.settle();
         assert_eq!(world.admit_create("a"), Verdict::NotYet);
         world.settle();
@@ -191,7 +191,7 @@ fn what_follows_a_probed_sidecar_in_the_same_sync_waits_and_what_follows_its_pro
 
 #[test]
 fn what_goes_first_is_released_with_the_attempts_before_it() {
-    let mut plan = circumstances(Some(RestartPolicy::Always), FULL, "a", 42).restart_all();
+    let mut plan = draft(Some(RestartPolicy::Always), FULL, "a", 42).settled();
     plan.members[1].older = vec!["s-older".into()];
     let mut world = World::begin(plan);
     world.settle();
@@ -279,7 +279,7 @@ fn never_with_inits_clears_everything_once_the_guard_was_refused() {
 #[test]
 fn what_is_to_vanish_is_held_until_the_kubelet_has_seen_it_run() {
     for (shape, held) in [(FULL, true), (PLAIN, false)] {
-        let plan = circumstances(Some(RestartPolicy::Never), shape, "a", 42).restart_all();
+        let plan = draft(Some(RestartPolicy::Never), shape, "a", 42).settled();
         let mut world = World::begin_after(plan, Duration::from_millis(100));
         world.settle();
         assert_eq!(world.machine.phase() == Phase::Down, held);
@@ -291,11 +291,11 @@ fn what_is_to_vanish_is_held_until_the_kubelet_has_seen_it_run() {
 
 #[test]
 fn attempts_before_the_one_that_is_removed_are_removed_with_it() {
-    let mut circumstances = circumstances(Some(RestartPolicy::Always), FULL, "a", 42);
-    for member in &mut circumstances.containers {
+    let mut draft = draft(Some(RestartPolicy::Always), FULL, "a", 42);
+    for member in &mut draft.members {
         member.older = vec![format!("{}-before", member.name).into()];
     }
-    let mut world = World::begin(circumstances.restart_all());
+    let mut world = World::begin(draft.settled());
     world.settle();
     assert!(world.removed("i-before") && world.removed("s-before"));
     assert!(!world.removed("a-before"), "it stays with its successor");
@@ -304,11 +304,11 @@ fn attempts_before_the_one_that_is_removed_are_removed_with_it() {
 
 #[test]
 fn late_news_of_an_attempt_before_is_not_taken_for_a_new_one() {
-    let mut circumstances = circumstances(Some(RestartPolicy::Never), FULL, "a", 42);
-    for member in &mut circumstances.containers {
+    let mut draft = draft(Some(RestartPolicy::Never), FULL, "a", 42);
+    for member in &mut draft.members {
         member.older = vec![format!("{}-before", member.name).into()];
     }
-    let mut world = World::begin(circumstances.restart_all());
+    let mut world = World::begin(draft.settled());
     world.settle();
     world.handle(Event::Ended("a".into(), "a-before".into(), None));
     world.handle(Event::Started("b".into(), "b-before".into()));
@@ -395,9 +395,9 @@ fn what_shields_a_container_that_starts_stays_until_no_relist_can_have_missed_th
 
 #[test]
 fn action_restart_concerns_one_container() {
-    let mut circumstances = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42);
-    circumstances.action = Action::Restart;
-    let mut world = World::begin(circumstances.plan().unwrap());
+    let mut draft = draft(Some(RestartPolicy::Never), PLAIN, "a", 42);
+    draft.action = Action::Restart;
+    let mut world = World::begin(draft.settled());
     assert!(!world.log.contains(&Effect::Kill("b-0".into())));
     assert_eq!(world.admit_create("b"), Verdict::Admit);
     assert_eq!(world.admit_create("a"), Verdict::NotYet);
@@ -509,7 +509,7 @@ fn found(id: &str, name: &str, placeholder: bool, new: bool, state: FoundState) 
 
 #[test]
 fn a_placeholder_that_an_earlier_restart_left_shields_nothing() {
-    let plan = circumstances(Some(RestartPolicy::Never), &PLAIN[..1], "a", 42).restart_all();
+    let plan = draft(Some(RestartPolicy::Never), &PLAIN[..1], "a", 42).settled();
     let stale = Found {
         created_at: 0,
         ..found("p-0", "a", true, false, FoundState::Created)
@@ -528,7 +528,7 @@ fn a_placeholder_that_an_earlier_restart_left_shields_nothing() {
 }
 
 fn resume(way_of: Shape<'_>, phase: Phase, seen: &[Found], elapsed: u64) -> (Machine, Vec<Effect>) {
-    let plan = circumstances(Some(RestartPolicy::Never), way_of, "a", 42).restart_all();
+    let plan = draft(Some(RestartPolicy::Never), way_of, "a", 42).settled();
     resume_plan(plan, phase, seen, Duration::from_secs(elapsed))
 }
 
@@ -641,7 +641,7 @@ fn a_success_that_is_learnt_after_the_decision_is_started_again() {
         ("a", Regular, RUNS),
         ("b", Regular, Was::Exited(ExitCode::UNKNOWN.0)),
     ];
-    let plan = circumstances(Some(RestartPolicy::OnFailure), shape, "a", 42).restart_all();
+    let plan = draft(Some(RestartPolicy::OnFailure), shape, "a", 42).settled();
     assert_eq!(plan.way, Way::Kept);
     let now = Instant::now();
     let (mut machine, _) = begin_round(plan, None, now);
@@ -681,7 +681,7 @@ fn a_successor_that_comes_late_leaves_running_what_the_kubelet_started_and_only_
 
 #[test]
 fn a_container_that_starts_out_of_order_makes_it_begin_anew_but_not_for_ever() {
-    let mut plan = circumstances(Some(RestartPolicy::Always), FULL, "a", 42).restart_all();
+    let mut plan = draft(Some(RestartPolicy::Always), FULL, "a", 42).settled();
     for again in 0..=MOST_AGAIN {
         plan.again = again;
         let (mut machine, _) = begin_round(plan.clone(), None, Instant::now());
@@ -752,7 +752,7 @@ fn a_round_waits_for_the_kubelet_to_record_what_shields_a_guard_that_is_gone() {
         ("a", Regular, RUNS),
         ("b", Regular, RUNS),
     ];
-    let mut plan = circumstances(Some(RestartPolicy::Never), shape, "a", 42).restart_all();
+    let mut plan = draft(Some(RestartPolicy::Never), shape, "a", 42).settled();
     let now = Instant::now();
     let (mut before, _) = begin_round(plan.clone(), None, now);
     for id in ["p1", "p2"] {
@@ -779,7 +779,7 @@ fn a_round_waits_for_the_kubelet_to_record_what_shields_a_guard_that_is_gone() {
 
 #[test]
 fn a_placeholder_of_the_round_before_is_trusted_no_sooner() {
-    let plan = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42).restart_all();
+    let plan = draft(Some(RestartPolicy::Never), PLAIN, "a", 42).settled();
     let now = Instant::now();
     let (mut before, _) = begin_round(plan.clone(), None, now);
     for (name, id) in [("a", "p1"), ("a", "p2"), ("b", "p3")] {
@@ -799,7 +799,7 @@ fn a_placeholder_of_the_round_before_is_trusted_no_sooner() {
 fn exits_of_a_slow_node_are_released_when_the_pods_status_shows_their_placeholders() {
     let slow = Duration::from_millis(200);
     for shows in [&["p2"][..], &["p2", "p3"], &["p1", "p3"]] {
-        let plan = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42).restart_all();
+        let plan = draft(Some(RestartPolicy::Never), PLAIN, "a", 42).settled();
         let now = Instant::now();
         let (mut machine, _) = begin_round(plan, None, now);
         machine.handle(now, Event::Announced);
@@ -825,7 +825,7 @@ fn a_placeholder_of_the_round_before_shields_only_what_has_not_run_since() {
         ("b", Regular, RUNS),
         ("c", Regular, RUNS),
     ];
-    let plan = circumstances(Some(RestartPolicy::Never), shape, "a", 42).restart_all();
+    let plan = draft(Some(RestartPolicy::Never), shape, "a", 42).settled();
     let now = Instant::now();
     let (mut before, _) = begin_round(plan.clone(), None, now);
     for (name, id) in [("a", "p1"), ("b", "p2"), ("c", "p3")] {
@@ -870,9 +870,9 @@ fn a_successor_goes_on_removing() {
 
 /// A plan whose containers may not start for 40 s.
 fn backing_off(policy: RestartPolicy, shape: Shape<'_>) -> World {
-    let mut circumstances = circumstances(Some(policy), shape, "a", 42);
-    circumstances.back_off_ms = 40_000;
-    World::begin(circumstances.restart_all())
+    let mut draft = draft(Some(policy), shape, "a", 42);
+    draft.back_off_ms = 40_000;
+    World::begin(draft.settled())
 }
 
 #[test]
@@ -922,8 +922,8 @@ fn what_is_to_be_cleared_is_cleared_when_the_back_off_is_over() {
 
 #[test]
 fn a_successor_waits_for_what_is_left_of_a_back_off() {
-    let mut circumstances = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42);
-    circumstances.back_off_ms = 40_000;
+    let mut draft = draft(Some(RestartPolicy::Never), PLAIN, "a", 42);
+    draft.back_off_ms = 40_000;
     let seen = [
         found("a-0", "a", false, false, FoundState::Exited(None)),
         found("p1", "a", true, true, FoundState::Created),
@@ -931,7 +931,7 @@ fn a_successor_waits_for_what_is_left_of_a_back_off() {
     ];
     let now = Instant::now();
     let elapsed = Duration::from_secs(30);
-    let plan = circumstances.restart_all();
+    let plan = draft.settled();
     let (mut machine, effects) = Machine::resume(plan, Phase::Up, &seen, elapsed, now);
     assert!(
         !effects
@@ -946,7 +946,7 @@ fn a_successor_waits_for_what_is_left_of_a_back_off() {
 
 #[test]
 fn watchers_are_told_before_anything_is_killed_and_when_all_is_dead() {
-    let plan = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42).restart_all();
+    let plan = draft(Some(RestartPolicy::Never), PLAIN, "a", 42).settled();
     let now = Instant::now();
     let (mut machine, effects) = begin_round(plan, None, now);
     let begins = [Effect::Save, Effect::AskForTurn, Effect::Announce(true)];
@@ -965,9 +965,9 @@ fn watchers_are_told_before_anything_is_killed_and_when_all_is_dead() {
 
 #[test]
 fn a_pod_that_restarts_with_grace_says_so_until_all_runs_again() {
-    let mut circumstances = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42);
-    circumstances.action = Action::RestartPod;
-    let mut world = World::begin(circumstances.restart_all());
+    let mut draft = draft(Some(RestartPolicy::Never), PLAIN, "a", 42);
+    draft.action = Action::RestartPod;
+    let mut world = World::begin(draft.settled());
     world.settle();
     world.start("a");
     assert!(world.machine.told.restarting);
@@ -978,9 +978,9 @@ fn a_pod_that_restarts_with_grace_says_so_until_all_runs_again() {
 
 #[test]
 fn no_exit_that_cannot_be_held_comes_before_its_shields() {
-    let mut circumstances = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42);
-    circumstances.containers[1].unhooked = true;
-    let mut world = World::begin(circumstances.restart_all());
+    let mut draft = draft(Some(RestartPolicy::Never), PLAIN, "a", 42);
+    draft.members[1].unhooked = true;
+    let mut world = World::begin(draft.settled());
     assert!(!world.log.contains(&Effect::Kill("b-0".into())));
     world.settle();
     assert!(world.log.contains(&Effect::Kill("b-0".into())));

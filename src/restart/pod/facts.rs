@@ -156,8 +156,14 @@ impl Pod {
         let Some(InstanceState::Ended(Some(code))) = ended else {
             return false;
         };
-        let mut members = self.shape().into_iter().flat_map(|(_, members)| members);
-        members.any(|it| it.name == *name && it.stays_ended_after(code))
+        let member = self.known_member(name);
+        member.is_some_and(|it| it.stays_ended_after(code))
+    }
+
+    /// That container, if it is known what it is to the kubelet.
+    pub(super) fn known_member(&self, name: &ContainerName) -> Option<Member> {
+        let (_, members) = self.shape()?;
+        members.into_iter().find(|it| it.name == *name)
     }
 
     /// The pod's restart policy, and its containers in start order. A restart that goes on after the plugin came

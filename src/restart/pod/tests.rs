@@ -7,7 +7,7 @@ use crate::ids::PodKey;
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::policy::{Start, Unread};
 use crate::restart::back_off::BackOff;
-use crate::restart::plan::tests::{RUNS, circumstances};
+use crate::restart::plan::tests::{RUNS, draft};
 use crate::restart::turns::Turns;
 
 impl Pod {
@@ -50,7 +50,7 @@ fn pod(start: Start) -> Pod {
 #[test]
 fn what_has_come_since_a_restart_was_decided_is_new_whatever_the_clock_on_the_wall_was_set_to() {
     let shape = &[("a", ContainerKind::Regular, RUNS)];
-    let plan = circumstances(Some(RestartPolicy::Never), shape, "a", 42).restart_all();
+    let plan = draft(Some(RestartPolicy::Never), shape, "a", 42).settled();
     let made = |created_at| Instance {
         created_at,
         ..Instance::running("a")
@@ -69,6 +69,10 @@ fn moment() -> Moment {
 
 /// With an init container `i` and a regular one `a`, and a rule that restarts one container at 42.
 fn with_rules(start: Start) -> Pod {
+    with_policy(start, "Never")
+}
+
+fn with_policy(start: Start, restart_policy: &str) -> Pod {
     let (mut pod, now) = (pod(start), moment());
     let rule = "[{action: Restart, exitCodes: {operator: In, values: [42]}}]";
     let unread = Unread::of([("restart-rules.reprise.dev", rule)]);
@@ -76,7 +80,7 @@ fn with_rules(start: Start) -> Pod {
     let spec = json!({
         "metadata": {"name": "p", "namespace": "n", "uid": "u"},
         "spec": {
-            "restartPolicy": "Never",
+            "restartPolicy": restart_policy,
             "initContainers": [{"name": "i"}],
             "containers": [{"name": "a"}],
         },
@@ -84,6 +88,19 @@ fn with_rules(start: Start) -> Pod {
     let spec = PodSpec::from_pod(&serde_json::from_value(spec).unwrap(), "node");
     pod.spec_changed(Arc::new(spec.unwrap()), &now);
     pod
+}
+
+#[test]
+fn a_container_that_the_kubelet_restarts_by_itself_is_left_to_it() {
+    for (restart_policy, restarts) in [("Always", false), ("Never", true)] {
+        let (mut pod, now) = (with_policy(Start::Auto, restart_policy), moment());
+        let a = ContainerId::from("a-0");
+        pod.created(a.clone(), Instance::running("a"), &now);
+        assert!(pod.decide_hold(&a, Duration::ZERO, &now));
+        pod.ended(&a, Some(ExitCode(42)), &now);
+        assert_eq!(pod.machine().is_some(), restarts, "{restart_policy}");
+        assert_eq!(pod.is_held(&a), restarts, "{restart_policy}");
+    }
 }
 
 #[test]
