@@ -99,6 +99,12 @@ impl Old {
 }
 
 impl Member {
+    /// Whether that attempt of it was there when the restart was decided.
+    pub(super) fn knew(&self, id: &ContainerId) -> bool {
+        let old = self.old.as_ref().is_some_and(|old| old.id == *id);
+        old || self.older.contains(id)
+    }
+
     fn had_ended(&self) -> bool {
         self.exit().is_some()
     }
@@ -253,10 +259,7 @@ impl Plan {
     /// Whether that container was there when the restart was decided.
     #[must_use]
     pub fn knew(&self, id: &ContainerId) -> bool {
-        self.members.iter().any(|member| {
-            let old = member.old.as_ref().is_some_and(|old| old.id == *id);
-            old || member.older.contains(id)
-        })
+        self.members.iter().any(|member| member.knew(id))
     }
 
     /// Whether all containers of the pod take part.

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use super::progress::{OldState, Progress};
 use super::queue::Queue;
 use super::replay::Replay;
-use super::terms::{Effect, Found, Outcome, Phase, WAKER};
+use super::terms::{Effect, Outcome, Phase, WAKER};
 use super::undo::Undo;
 use super::{Machine, Told};
 use crate::ids::ContainerId;
-use crate::node::Maker;
+use crate::node::Instances;
 use crate::restart::plan::{Plan, Starter, Way};
 use crate::restart::times::{
     AGAIN_LIMIT, CLEAR_LIMIT, DOWN_LIMIT, HALVED_LIMIT, LAST_MOMENT, RECORD_LIMIT, RELIST_INTERVAL,
@@ -26,7 +26,7 @@ impl Machine {
         plan: Plan,
         held: &BTreeMap<ContainerId, Instant>,
         before: Option<&Self>,
-        found: &[Found],
+        found: &Instances,
         ran: Duration,
         now: Instant,
     ) -> (Self, Vec<Effect>) {
@@ -89,7 +89,7 @@ impl Machine {
     pub fn resume(
         plan: Plan,
         phase: Phase,
-        found: &[Found],
+        found: &Instances,
         elapsed: Duration,
         now: Instant,
     ) -> (Self, Vec<Effect>) {
@@ -112,10 +112,9 @@ impl Machine {
         if phase == Phase::Down {
             machine.ending = machine.twins(found);
         }
-        let waker = found
-            .iter()
-            .find(|it| it.maker == Maker::Placeholder && it.name == WAKER.into());
-        machine.waker = waker.map(|found| found.id.clone());
+        let mut found = found.iter();
+        let waker = found.find(|(_, it)| it.is_placeholder() && it.name == WAKER.into());
+        machine.waker = waker.map(|(id, _)| id.clone());
         let mut effects = machine.announce_again();
         // What it was to be replayed from was not written down. It is still there in a back-off.
         let why = "the plugin was restarted";

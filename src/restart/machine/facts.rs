@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use super::Machine;
 use super::progress::{NewState, OldState, Progress};
-use super::terms::{Effect, Found, FoundState, Outcome, Phase, WAKER};
+use super::terms::{Effect, Outcome, Phase, WAKER};
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
-use crate::node::Maker;
+use crate::node::{InstanceState, Instances, Maker};
 use crate::restart::plan::{Member, Way};
 
 impl Machine {
@@ -164,11 +164,13 @@ impl Machine {
     }
 
     /// Old attempts that run beside a newer one: the kubelet started that when nobody kept it from doing so.
-    pub(super) fn twins(&self, found: &[Found]) -> BTreeSet<ContainerId> {
-        let runs = found.iter().filter(|it| it.state == FoundState::Running);
-        let members = &self.plan.members;
-        let twins = runs.filter(|it| members.iter().any(|member| member.older.contains(&it.id)));
-        twins.map(|it| it.id.clone()).collect()
+    pub(super) fn twins(&self, found: &Instances) -> BTreeSet<ContainerId> {
+        let runs = |id: &&ContainerId| {
+            let instance = found.get(id);
+            instance.is_some_and(|it| it.state == InstanceState::Running)
+        };
+        let older = self.plan.members.iter().flat_map(|it| &it.older);
+        older.filter(runs).cloned().collect()
     }
 
     pub(super) fn shields_stand(&self) -> bool {
@@ -337,14 +339,14 @@ impl Machine {
 
     /// Whether the kubelet has begun with the first init container since the restart was decided: it has recorded what it
     /// saw before. Sidecars it starts again at any time.
-    pub(super) fn kubelet_has_begun(&self, found: &[Found]) -> bool {
+    pub(super) fn kubelet_has_begun(&self, found: &Instances) -> bool {
         let mut found = found.iter();
         self.plan.ordered
-            && found.any(|it| {
+            && found.any(|(id, it)| {
                 let member = self.plan.member(&it.name);
                 let init = member.is_some_and(|member| member.kind == ContainerKind::Init);
-                let began = it.maker == Maker::Kubelet && it.state != FoundState::Created;
-                init && it.new && began
+                let began = it.maker == Maker::Kubelet && it.state != InstanceState::Created;
+                init && !self.plan.knew(id) && began
             })
     }
 }

@@ -32,6 +32,7 @@ use super::plan::Plan;
 use super::times::time_of_recording;
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::ContainerKind;
+use crate::node::Instances;
 use progress::{OldState, Progress};
 use queue::Queue;
 use replay::Replay;
@@ -251,7 +252,7 @@ impl Machine {
     }
 
     /// Takes note of what is in the runtime, some of which may have come while nobody was there to tell.
-    pub fn relisted(&mut self, found: &[Found]) {
+    pub fn relisted(&mut self, found: &Instances) {
         self.begun |= self.kubelet_has_begun(found);
     }
 

@@ -3,9 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use super::terms::{Found, FoundState};
 use crate::ids::{ContainerId, ExitCode};
-use crate::node::Maker;
+use crate::node::{InstanceState, Instances, Maker};
 use crate::restart::plan::{Member, Old};
 use crate::restart::times::time_of_step;
 
@@ -96,37 +95,33 @@ impl Progress {
     }
 
     /// As a restart finds it that another process began.
-    pub(super) fn from_found(member: &Member, found: &[Found]) -> Self {
+    pub(super) fn from_found(member: &Member, found: &Instances) -> Self {
         let mut progress = Self::of(member);
         let old = member.old.as_ref().map(|old| &old.id);
-        let old = found.iter().find(|seen| Some(&seen.id) == old);
-        // A placeholder that an earlier restart left shields nothing.
-        let shields = |seen: &Found| old.is_none_or(|old| old.created_at < seen.created_at);
-        for seen in found.iter().filter(|seen| seen.name == member.name) {
-            let is_old = member.old.as_ref().is_some_and(|old| old.id == seen.id);
+        let old_made = old.and_then(|old| found.get(old)).map(|it| it.created_at);
+        for (id, seen) in found.iter().filter(|(_, seen)| seen.name == member.name) {
+            let new = !member.knew(id);
             match seen.state {
-                _ if seen.maker == Maker::Placeholder && shields(seen) => {
-                    progress.placeholders.insert(seen.id.clone(), None);
+                _ if seen.is_placeholder() => {
+                    // One that an earlier restart left shields nothing.
+                    if old_made.is_none_or(|made| made < seen.created_at) {
+                        progress.placeholders.insert(id.clone(), None);
+                    }
                 }
-                _ if seen.maker == Maker::Placeholder => {}
-                FoundState::Running if is_old => progress.old = Some(OldState::Running),
-                FoundState::Exited(code) if is_old => {
+                InstanceState::Running if Some(id) == old => progress.old = Some(OldState::Running),
+                InstanceState::Ended(code) if Some(id) == old => {
                     progress.old = Some(OldState::Exited);
                     progress.old_exit = progress.old_exit.or(code);
                 }
-                FoundState::Running if seen.new => {
-                    progress.new = NewState::Running(seen.id.clone());
+                InstanceState::Running if new => progress.new = NewState::Running(id.clone()),
+                InstanceState::Ended(code) if new && progress.new == NewState::None => {
+                    progress.new = NewState::Ended(id.clone(), code);
                 }
-                FoundState::Exited(code) if seen.new && progress.new == NewState::None => {
-                    progress.new = NewState::Ended(seen.id.clone(), code);
+                _ if member.older.contains(id) => drop(progress.older.insert(id.clone())),
+                InstanceState::Created if seen.maker == Maker::Replay || !new => {
+                    progress.made = Some(id.clone());
                 }
-                _ if member.older.contains(&seen.id) => {
-                    progress.older.insert(seen.id.clone());
-                }
-                FoundState::Created if seen.maker == Maker::Replay || !seen.new => {
-                    progress.made = Some(seen.id.clone());
-                }
-                FoundState::Created | FoundState::Running | FoundState::Exited(_) => {}
+                InstanceState::Created | InstanceState::Running | InstanceState::Ended(_) => {}
             }
         }
         progress

@@ -262,7 +262,7 @@ impl Machine {
 mod tests {
     use std::time::Duration;
 
-    use super::super::tests::{MADE, PLAIN, held};
+    use super::super::tests::{MADE, PLAIN, held, there};
     use super::*;
     use crate::kube::RestartPolicy;
     use crate::restart::machine::{Event, Outcome};
@@ -276,7 +276,7 @@ mod tests {
         let plan = draft(Some(RestartPolicy::Never), PLAIN, "a", 42).settled();
         let held = held(&plan, now);
         let (mut machine, mut effects) =
-            Machine::begin(plan, &held, None, &[], RELIST_INTERVAL, now);
+            Machine::begin(plan, &held, None, &there(&[]), RELIST_INTERVAL, now);
         effects.extend(machine.handle(now, Event::Queued));
         (machine, effects)
     }

@@ -1,9 +1,9 @@
 //! The machine in a replay, and how it leaves one.
 
-use super::tests::{FULL, PLAIN, World};
+use super::tests::{FULL, PLAIN, World, there};
 use super::*;
 use crate::kube::RestartPolicy;
-use crate::node::Maker;
+use crate::node::{Instance, InstanceState, Maker};
 use crate::restart::plan::Starter;
 use crate::restart::plan::tests::{Shape, Was, draft};
 use crate::restart::times::{
@@ -389,27 +389,27 @@ fn what_cannot_be_started_after_the_hold_is_the_kubelets_behind_the_attempts() {
 fn a_plugin_that_comes_back_after_the_hold_leaves_what_shields() {
     let mut plan = draft(Some(RestartPolicy::Never), PLAIN, "a", 42).settled();
     plan.starter = Starter::Plugin;
-    let found = |id: &str, state| Found {
-        id: id.into(),
-        name: id[..1].into(),
-        maker: if id.ends_with('1') {
-            Maker::Replay
-        } else {
-            Maker::Kubelet
-        },
-        created_at: 0,
-        new: id.ends_with('1'),
-        state,
+    let found = |id: &str, state| {
+        let instance = Instance {
+            maker: if id.ends_with('1') {
+                Maker::Replay
+            } else {
+                Maker::Kubelet
+            },
+            state,
+            ..Instance::running(&id[..1])
+        };
+        (id.into(), instance)
     };
-    let exited = FoundState::Exited(None);
+    let exited = InstanceState::Ended(None);
     let found = [
         found("a-0", exited),
         found("b-0", exited),
-        found("a-1", FoundState::Created),
-        found("b-1", FoundState::Running),
+        found("a-1", InstanceState::Created),
+        found("b-1", InstanceState::Running),
     ];
     let (elapsed, now) = (Duration::from_secs(9), Instant::now());
-    let (machine, effects) = Machine::resume(plan, Phase::Replay, &found, elapsed, now);
+    let (machine, effects) = Machine::resume(plan, Phase::Replay, &there(&found), elapsed, now);
     assert_eq!(machine.phase(), Phase::Up);
     assert_eq!(machine.leftovers(), [("a".into(), "a-1".into())]);
     let removes = |effect: &Effect| matches!(effect, Effect::Remove(_) | Effect::FallBack(_));
@@ -423,7 +423,7 @@ fn a_plugin_that_comes_back_leaves_the_rest_to_the_kubelet() {
     for (elapsed, over) in [(1, false), (20, true)] {
         let elapsed = Duration::from_secs(elapsed);
         let now = Instant::now();
-        let (_, effects) = Machine::resume(plan.clone(), Phase::Replay, &[], elapsed, now);
+        let (_, effects) = Machine::resume(plan.clone(), Phase::Replay, &there(&[]), elapsed, now);
         let falls_back = effects.iter().any(|it| matches!(it, Effect::FallBack(_)));
         // What the kubelet has started meanwhile stays.
         assert_eq!(falls_back, !over);

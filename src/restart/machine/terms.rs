@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{ContainerId, ContainerName, ExitCode};
-use crate::node::Maker;
 use crate::restart::plan::Way;
 
 /// A restart that is disturbed more often than this is left to the kubelet.
@@ -147,32 +146,4 @@ pub enum Verdict {
     BackOff,
     /// Another container must have started, or completed, before.
     OutOfOrder,
-}
-
-/// A container that was found in the runtime when the plugin, or its connection to NRI, came back.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
-    /// Its id.
-    pub id: ContainerId,
-    /// Its container's name.
-    pub name: ContainerName,
-    /// Who made it.
-    pub maker: Maker,
-    /// When it was created: nanoseconds since the Unix epoch.
-    pub created_at: i64,
-    /// Whether that was after the restart was decided.
-    pub new: bool,
-    /// What it is doing.
-    pub state: FoundState,
-}
-
-/// What a found container is doing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FoundState {
-    /// Created, never started.
-    Created,
-    /// Running, as far as the runtime shows.
-    Running,
-    /// Ended, visibly.
-    Exited(Option<ExitCode>),
 }

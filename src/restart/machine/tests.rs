@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use super::progress::NewState;
 use super::*;
 use crate::ids::ExitCode;
 use crate::kube::{ContainerKind, RestartPolicy};
-use crate::node::Maker;
+use crate::node::{Instance, InstanceState, Maker};
 use crate::policy::Action;
 use crate::restart::plan::tests::{DONE, RUNS, Shape, Was, draft};
 use crate::restart::plan::{Old, Way};
@@ -44,7 +45,7 @@ impl World {
     fn begin_after(plan: Plan, ran: Duration) -> Self {
         let now = Instant::now();
         let held = held(&plan, now);
-        let (machine, effects) = Machine::begin(plan, &held, None, &[], ran, now);
+        let (machine, effects) = Machine::begin(plan, &held, None, &Instances::default(), ran, now);
         let mut world = Self {
             machine,
             now,
@@ -492,31 +493,58 @@ fn a_deleted_pod_is_released_at_once_and_nothing_stays() {
     assert_eq!(world.admit_create("a"), Verdict::Admit);
 }
 
-fn found(id: &str, name: &str, placeholder: bool, new: bool, state: FoundState) -> Found {
-    Found {
-        id: id.into(),
-        name: name.into(),
+pub(super) type Found = (ContainerId, Instance);
+
+fn found(id: &str, name: &str, placeholder: bool, new: bool, state: InstanceState) -> Found {
+    let instance = Instance {
         maker: if placeholder {
             Maker::Placeholder
         } else {
             Maker::Kubelet
         },
         created_at: if placeholder || new { 2 } else { 1 },
-        new,
         state,
+        ..Instance::running(name)
+    };
+    (id.into(), instance)
+}
+
+fn made_at(created_at: i64, (id, instance): Found) -> Found {
+    let instance = Instance {
+        created_at,
+        ..instance
+    };
+    (id, instance)
+}
+
+pub(super) fn there(found: &[Found]) -> Instances {
+    let mut instances = Instances::default();
+    for (id, instance) in found {
+        instances.insert(id.clone(), instance.clone());
     }
+    instances
+}
+
+#[test]
+fn what_has_come_since_a_restart_was_decided_is_new_whatever_the_clock_on_the_wall_was_set_to() {
+    let shape = &[("a", Regular, RUNS)];
+    let plan = draft(Some(RestartPolicy::Never), shape, "a", 42).settled();
+    let seen = |id: &str, created_at| {
+        let runs = found(id, "a", false, false, InstanceState::Running);
+        let seen = there(&[made_at(created_at, runs)]);
+        Progress::from_found(&plan.members[0], &seen).new
+    };
+    assert_eq!(seen("a-1", 0), NewState::Running("a-1".into()));
+    assert_eq!(seen("a-0", i64::MAX), NewState::None);
 }
 
 #[test]
 fn a_placeholder_that_an_earlier_restart_left_shields_nothing() {
     let plan = draft(Some(RestartPolicy::Never), &PLAIN[..1], "a", 42).settled();
-    let stale = Found {
-        created_at: 0,
-        ..found("p-0", "a", true, false, FoundState::Created)
-    };
+    let stale = made_at(0, found("p-0", "a", true, false, InstanceState::Created));
     let seen = [
-        found("a-0", "a", false, false, FoundState::Running),
-        found("p-1", "a", true, true, FoundState::Created),
+        found("a-0", "a", false, false, InstanceState::Running),
+        found("p-1", "a", true, true, InstanceState::Created),
         stale,
     ];
     let elapsed = Duration::from_millis(200);
@@ -540,7 +568,7 @@ fn resume_plan(
     elapsed: Duration,
 ) -> (Machine, Vec<Effect>) {
     let now = Instant::now();
-    let (mut machine, mut effects) = Machine::resume(plan, phase, seen, elapsed, now);
+    let (mut machine, mut effects) = Machine::resume(plan, phase, &there(seen), elapsed, now);
     effects.extend(machine.handle(now, Event::Called));
     (machine, effects)
 }
@@ -550,13 +578,11 @@ fn resume_plan(
 fn what_the_kubelet_began_in_order_since_the_decision_is_left_to_run() {
     let shape: Shape<'_> = &[("i", Init, DONE), ("a", Regular, RUNS)];
     for created_at in [i64::MAX, 1] {
-        let begun = Found {
-            created_at,
-            ..found("i-1", "i", false, true, FoundState::Running)
-        };
+        let begun = found("i-1", "i", false, true, InstanceState::Running);
+        let begun = made_at(created_at, begun);
         let seen = [
-            found("a-0", "a", false, false, FoundState::Exited(None)),
-            found("p-1", "a", true, true, FoundState::Created),
+            found("a-0", "a", false, false, InstanceState::Ended(None)),
+            found("p-1", "a", true, true, InstanceState::Created),
             begun,
         ];
         let (machine, effects) = resume(shape, Phase::Shielded, &seen, 1);
@@ -573,26 +599,26 @@ fn a_restart_that_the_kubelet_has_gone_on_without_is_over() {
         ("b", Regular, RUNS),
     ];
     let seen = |b| {
-        let done = FoundState::Exited(Some(ExitCode(0)));
-        let asked = FoundState::Exited(Some(ExitCode(42)));
+        let done = InstanceState::Ended(Some(ExitCode(0)));
+        let asked = InstanceState::Ended(Some(ExitCode(42)));
         [
             found("i-0", "i", false, false, done),
             found("a-0", "a", false, false, asked),
-            found("a-1", "a", false, true, FoundState::Running),
+            found("a-1", "a", false, true, InstanceState::Running),
             found("b-0", "b", false, false, b),
         ]
     };
     // Nothing had been killed when the plugin died, as it turns out.
-    let (_, effects) = resume(shape, Phase::Down, &seen(FoundState::Running), 20);
+    let (_, effects) = resume(shape, Phase::Down, &seen(InstanceState::Running), 20);
     assert!(effects.contains(&Effect::Again), "{effects:?}");
-    let (mut machine, _) = resume(shape, Phase::Down, &seen(FoundState::Running), 90);
+    let (mut machine, _) = resume(shape, Phase::Down, &seen(InstanceState::Running), 90);
     let over = |outcome| Effect::Finish(outcome);
     let later = Instant::now() + STOP_LIMIT;
     let effects = machine.handle(later, Event::Tick);
     assert!(effects.contains(&over(Outcome::TimedOut)), "{effects:?}");
     assert_eq!(machine.waiting_for(), [&"b".into()]);
     // Nothing had been shielded, and the kubelet starts the other one never again.
-    let killed = FoundState::Exited(Some(ExitCode(137)));
+    let killed = InstanceState::Ended(Some(ExitCode(137)));
     let (mut machine, effects) = resume(shape, Phase::Down, &seen(killed), 90);
     assert!(effects.contains(&Effect::Kill("a-1".into())), "{effects:?}");
     assert!(machine.ends(&"a-1".into()));
@@ -603,9 +629,9 @@ fn a_restart_that_the_kubelet_has_gone_on_without_is_over() {
 #[test]
 fn a_successor_makes_only_the_placeholders_that_are_missing() {
     let seen = [
-        found("a-0", "a", false, false, FoundState::Running),
-        found("b-0", "b", false, false, FoundState::Running),
-        found("p1", "a", true, true, FoundState::Created),
+        found("a-0", "a", false, false, InstanceState::Running),
+        found("b-0", "b", false, false, InstanceState::Running),
+        found("p1", "a", true, true, InstanceState::Created),
     ];
     let (machine, effects) = resume(PLAIN, Phase::Down, &seen, 3);
     let made = |effect: &&Effect| matches!(effect, Effect::MakePlaceholder(..));
@@ -617,18 +643,18 @@ fn a_successor_makes_only_the_placeholders_that_are_missing() {
 
 #[test]
 fn a_successor_leaves_what_the_kubelet_is_about_to_start() {
-    let by_replay = |found: Found| Found {
-        maker: Maker::Replay,
-        ..found
+    let by_replay = |(id, instance): Found| {
+        let maker = Maker::Replay;
+        (id, Instance { maker, ..instance })
     };
-    let exited = FoundState::Exited(None);
+    let exited = InstanceState::Ended(None);
     let seen = [
         found("a-0", "a", false, false, exited),
         found("b-0", "b", false, false, exited),
         found("a-1", "a", false, true, exited),
-        found("a-2", "a", false, true, FoundState::Created),
+        found("a-2", "a", false, true, InstanceState::Created),
         found("b-1", "b", false, true, exited),
-        by_replay(found("b-2", "b", false, true, FoundState::Created)),
+        by_replay(found("b-2", "b", false, true, InstanceState::Created)),
     ];
     let (_, effects) = resume(PLAIN, Phase::Up, &seen, 3);
     assert!(!effects.contains(&Effect::Remove("a-2".into())));
@@ -656,11 +682,11 @@ fn a_success_that_is_learnt_after_the_decision_is_started_again() {
 
 fn intruders() -> [Found; 5] {
     [
-        found("a-0", "a", false, false, FoundState::Exited(None)),
-        found("a-1", "a", false, true, FoundState::Running),
-        found("b-1", "b", false, true, FoundState::Running),
-        found("p1", "a", true, true, FoundState::Created),
-        found("p3", "b", true, true, FoundState::Created),
+        found("a-0", "a", false, false, InstanceState::Ended(None)),
+        found("a-1", "a", false, true, InstanceState::Running),
+        found("b-1", "b", false, true, InstanceState::Running),
+        found("p1", "a", true, true, InstanceState::Created),
+        found("p3", "b", true, true, InstanceState::Created),
     ]
 }
 
@@ -733,7 +759,9 @@ fn a_round_that_finds_the_guard_removed_does_not_wait_for_it() {
 /// A generation of a restart whose trigger is held, and whose turn it is.
 fn begin_round(plan: Plan, before: Option<&Machine>, now: Instant) -> (Machine, Vec<Effect>) {
     let held = held(&plan, now);
-    let (mut machine, mut effects) = Machine::begin(plan, &held, before, &[], RELIST_INTERVAL, now);
+    let nothing = Instances::default();
+    let (mut machine, mut effects) =
+        Machine::begin(plan, &held, before, &nothing, RELIST_INTERVAL, now);
     effects.extend(machine.handle(now, Event::Called));
     (machine, effects)
 }
@@ -844,8 +872,8 @@ fn a_placeholder_of_the_round_before_shields_only_what_has_not_run_since() {
 #[test]
 fn a_successor_ends_what_an_older_version_says_is_over() {
     let seen = [
-        found("a-1", "a", false, true, FoundState::Running),
-        found("p1", "a", true, true, FoundState::Created),
+        found("a-1", "a", false, true, InstanceState::Running),
+        found("p1", "a", true, true, InstanceState::Created),
     ];
     let (machine, effects) = resume(PLAIN, Phase::Over, &seen, 9);
     assert!(effects.contains(&Effect::Remove("p1".into())));
@@ -856,8 +884,8 @@ fn a_successor_ends_what_an_older_version_says_is_over() {
 #[test]
 fn a_successor_goes_on_removing() {
     let seen = [
-        found("b-0", "b", false, false, FoundState::Exited(None)),
-        found("p1", "a", true, true, FoundState::Created),
+        found("b-0", "b", false, false, InstanceState::Ended(None)),
+        found("p1", "a", true, true, InstanceState::Created),
     ];
     let (mut machine, effects) = resume(FULL, Phase::Clear, &seen, 9);
     let expected = [Effect::Announce(false), Effect::Remove("b-0".into())];
@@ -925,14 +953,14 @@ fn a_successor_waits_for_what_is_left_of_a_back_off() {
     let mut draft = draft(Some(RestartPolicy::Never), PLAIN, "a", 42);
     draft.back_off_ms = 40_000;
     let seen = [
-        found("a-0", "a", false, false, FoundState::Exited(None)),
-        found("p1", "a", true, true, FoundState::Created),
-        found("w", WAKER, true, true, FoundState::Created),
+        found("a-0", "a", false, false, InstanceState::Ended(None)),
+        found("p1", "a", true, true, InstanceState::Created),
+        found("w", WAKER, true, true, InstanceState::Created),
     ];
     let now = Instant::now();
     let elapsed = Duration::from_secs(30);
     let plan = draft.settled();
-    let (mut machine, effects) = Machine::resume(plan, Phase::Up, &seen, elapsed, now);
+    let (mut machine, effects) = Machine::resume(plan, Phase::Up, &there(&seen), elapsed, now);
     assert!(
         !effects
             .iter()
@@ -992,11 +1020,10 @@ fn what_the_kubelet_began_in_order_while_nri_was_away_is_left_to_run() {
         let mut world = all(RestartPolicy::Never, FULL, "a");
         world.settle();
         assert_eq!(world.machine.phase(), Phase::Shielded);
-        let since = FoundState::Exited(Some(ExitCode::SUCCESS));
-        let mut init = found("i-1", "i", false, true, since);
-        init.created_at = i64::MAX;
+        let since = InstanceState::Ended(Some(ExitCode::SUCCESS));
+        let init = made_at(i64::MAX, found("i-1", "i", false, true, since));
         if relisted {
-            world.machine.relisted(&[init]);
+            world.machine.relisted(&there(&[init]));
         }
         let started = Event::Started("i".into(), "i-1".into());
         let effects = world.machine.handle(world.now, started);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Command, Gone, Order, Pod, Saying, Task, found_by};
+use super::{Command, Gone, Order, Pod, Saying, Task};
 use crate::clock::Moment;
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
@@ -191,9 +191,9 @@ impl Pod {
     fn carry_out(&mut self, plan: Plan, now: &Moment) {
         self.settle_olds(&plan);
         let ran = self.oldest_run(&plan, now);
-        let found = found_by(&self.instances, &plan);
+        let (holds, found) = (&self.holds, &self.instances);
         let before = self.machine.as_ref();
-        let (machine, effects) = Machine::begin(plan, &self.holds, before, &found, ran, now.at);
+        let (machine, effects) = Machine::begin(plan, holds, before, found, ran, now.at);
         let codes = self.codes_of_held(machine.plan());
         self.machine = Some(machine);
         self.apply(effects, now);

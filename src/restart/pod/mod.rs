@@ -19,8 +19,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::back_off::Past;
-use super::machine::{Event, Found, FoundState, Machine, Phase, Verdict};
-use super::plan::{Generation, Plan, RestartId};
+use super::machine::{Event, Machine, Phase, Verdict};
+use super::plan::{Generation, RestartId};
 use super::record::Record;
 use super::times::{LIST_SLACK, OLDEST_LIST};
 use crate::clock::Moment;
@@ -375,7 +375,7 @@ impl Pod {
         if let Some(record) = begun {
             self.resume(record, now);
         } else if let Some(machine) = &mut self.machine {
-            machine.relisted(&found_by(&self.instances, machine.plan()));
+            machine.relisted(&self.instances);
             // As the kubelet starts them: what it has begun in order is to look so.
             let members = &machine.plan().members;
             let place = |name: &ContainerName| members.iter().position(|it| it.name == *name);
@@ -525,20 +525,20 @@ impl Pod {
 
     fn resume(&mut self, record: Record, now: &Moment) {
         let Record { phase, plan } = record;
-        let found = found_by(&self.instances, &plan);
         let elapsed = now.since(plan.decided_up_ms);
         self.say(Saying::WentOn(plan.id.clone(), phase));
+        let (machine, effects) = Machine::resume(plan, phase, &self.instances, elapsed, now.at);
+        let plan = machine.plan();
         let trigger = &plan.trigger;
         self.instances.ended(&trigger.container, Some(trigger.code));
         self.decided.insert(trigger.container.clone());
-        self.settle_olds(&plan);
+        self.settle_olds(plan);
         if matches!(phase, Phase::Shielded | Phase::Up) {
             // Their exits were released, whether or not the runtime shows it yet.
             for old in plan.members.iter().filter_map(|member| member.old.as_ref()) {
                 self.instances.ended(&old.id, old.code());
             }
         }
-        let (machine, effects) = Machine::resume(plan, phase, &found, elapsed, now.at);
         self.machine = Some(machine);
         self.apply(effects, now);
         let shields = self.machine.iter().flat_map(Machine::leftovers);
@@ -546,26 +546,5 @@ impl Pod {
         for shield in shields {
             self.watch(shield);
         }
-    }
-}
-
-/// What is there, to a restart with this plan.
-pub(super) fn found_by(instances: &Instances, plan: &Plan) -> Vec<Found> {
-    let instances = instances.iter();
-    instances.map(|(id, it)| found(id, it, plan)).collect()
-}
-
-fn found(id: &ContainerId, instance: &Instance, plan: &Plan) -> Found {
-    Found {
-        id: id.clone(),
-        name: instance.name.clone(),
-        maker: instance.maker,
-        created_at: instance.created_at,
-        new: !plan.knew(id),
-        state: match instance.state {
-            InstanceState::Created => FoundState::Created,
-            InstanceState::Running => FoundState::Running,
-            InstanceState::Ended(code) => FoundState::Exited(code),
-        },
     }
 }

@@ -4,10 +4,8 @@ use serde_json::json;
 
 use super::*;
 use crate::ids::PodKey;
-use crate::kube::{ContainerKind, RestartPolicy};
 use crate::policy::{Start, Unread};
 use crate::restart::back_off::BackOff;
-use crate::restart::plan::tests::{RUNS, draft};
 use crate::restart::turns::Turns;
 
 impl Pod {
@@ -45,18 +43,6 @@ fn pod(start: Start) -> Pod {
         past: Past::default(),
     };
     Pod::new(identity, Arc::new(shared), known)
-}
-
-#[test]
-fn what_has_come_since_a_restart_was_decided_is_new_whatever_the_clock_on_the_wall_was_set_to() {
-    let shape = &[("a", ContainerKind::Regular, RUNS)];
-    let plan = draft(Some(RestartPolicy::Never), shape, "a", 42).settled();
-    let made = |created_at| Instance {
-        created_at,
-        ..Instance::running("a")
-    };
-    assert!(found(&"a-1".into(), &made(0), &plan).new);
-    assert!(!found(&"a-0".into(), &made(i64::MAX), &plan).new);
 }
 
 fn moment() -> Moment {

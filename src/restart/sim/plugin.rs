@@ -15,7 +15,7 @@ use crate::kube::{ContainerKind, KubeletFeatures, PodSpec};
 use crate::node::{Instance, InstanceState};
 use crate::policy::{Action, Start, Unread, Written};
 use crate::restart::back_off::{BackOff, Past};
-use crate::restart::machine::{Effect, Event, FoundState, Machine, Phase};
+use crate::restart::machine::{Effect, Event, Machine, Phase};
 use crate::restart::plan::{Generation, Plan, Starter};
 use crate::restart::pod::{Command, Gate, Known, Order, Pod, Shared, Task, Wanted};
 use crate::restart::record::Record;
@@ -239,7 +239,7 @@ impl World {
     fn relisted(&mut self, begun: Option<Record>) {
         let containers = self.runtime.containers.iter();
         let listed = containers.map(|(id, it)| {
-            let running = it.seen() == FoundState::Running;
+            let running = it.seen() == InstanceState::Running;
             let instance = Instance {
                 // The first process has been there for long.
                 heard_at: if self.epoch == 1 {
@@ -266,11 +266,7 @@ impl World {
     fn instance(&self, container: &Container) -> Instance {
         Instance {
             name: container.name.clone(),
-            state: match container.seen() {
-                FoundState::Created => InstanceState::Created,
-                FoundState::Running => InstanceState::Running,
-                FoundState::Exited(code) => InstanceState::Ended(code),
-            },
+            state: container.seen(),
             maker: container.maker,
             // Clocks are not set here.
             attempt: Attempt(0),
@@ -359,10 +355,10 @@ impl World {
 
     pub(super) fn verify(&mut self, id: &ContainerId) {
         match self.runtime.containers.get(id).map(Container::seen) {
-            Some(FoundState::Running) => {
+            Some(InstanceState::Running) => {
                 self.tell(|pod, now| pod.started(id, now));
             }
-            Some(FoundState::Exited(code)) => {
+            Some(InstanceState::Ended(code)) => {
                 self.tell(|pod, now| pod.ended(id, code, now));
             }
             None => self.removed(id),
