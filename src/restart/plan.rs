@@ -99,10 +99,14 @@ impl Old {
 }
 
 impl Member {
+    /// Its newest attempt.
+    pub(super) fn old_id(&self) -> Option<&ContainerId> {
+        self.old.as_ref().map(|old| &old.id)
+    }
+
     /// Whether that attempt of it was there when the restart was decided.
     pub(super) fn knew(&self, id: &ContainerId) -> bool {
-        let old = self.old.as_ref().is_some_and(|old| old.id == *id);
-        old || self.older.contains(id)
+        self.old_id() == Some(id) || self.older.contains(id)
     }
 
     fn had_ended(&self) -> bool {
@@ -327,8 +331,7 @@ impl Plan {
             .member(&self.trigger.name)
             .filter(|member| member.old.is_some() && member.kind != ContainerKind::Sidecar);
         let is_itself = |member: &&Member| {
-            let old = member.old.as_ref();
-            let stopped = old.is_some_and(|old| old.id == self.trigger.container);
+            let stopped = member.old_id() == Some(&self.trigger.container);
             member.kind == ContainerKind::Regular && (stopped || member.was_running())
         };
         let running = |kind| {

@@ -100,9 +100,9 @@ pub(super) const CLEAR_LIMIT: Duration = Duration::from_mins(1);
 /// Init containers may be slow. After this the gate no longer keeps any order.
 pub(super) const UP_LIMIT: Duration = Duration::from_mins(10);
 /// After that long, what the kubelet started while no plugin was there stays: it may have run for hours.
-pub(super) const AGAIN_LIMIT: Duration = Duration::from_secs(10);
+const AGAIN_LIMIT: Duration = Duration::from_secs(10);
 /// The same where others still run that were to end: half of a pod helps nobody.
-pub(super) const HALVED_LIMIT: Duration = Duration::from_mins(1);
+const HALVED_LIMIT: Duration = Duration::from_mins(1);
 
 /// An exit that no hook has announced by then may not be held: the container was made before the plugin, or its hook did
 /// not run. On a busy node the hook may come even later.
@@ -140,6 +140,13 @@ pub(super) const LIST_SLACK: Duration = Duration::from_secs(2);
 /// How long no hook is sent after the runtime made a container without one that it had not made with one. Somebody else
 /// may have been the reason.
 pub(super) const REFUSAL_LASTS: Duration = Duration::from_mins(10);
+
+/// How long after the decision a plugin that comes back begins anew where containers were started behind its back. `halved`:
+/// others still run that were to end, or have not been started again.
+#[must_use]
+pub(super) fn time_to_begin_anew(halved: bool) -> Duration {
+    if halved { HALVED_LIMIT } else { AGAIN_LIMIT }
+}
 
 /// How long the kubelet's relist of one pod may take on a node where making a container took so long.
 #[must_use]

@@ -3,7 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
+use super::terms::Effect;
+use crate::exit_hold;
 use crate::ids::{ContainerId, ExitCode};
+use crate::kube::{ContainerKind, RestartPolicy};
 use crate::node::{InstanceState, Instances, Maker};
 use crate::restart::plan::{Member, Old};
 use crate::restart::times::time_of_step;
@@ -23,8 +26,20 @@ pub(super) enum NewState {
     Ended(ContainerId, Option<ExitCode>),
 }
 
+impl NewState {
+    /// The attempt.
+    pub(super) fn id(&self) -> Option<&ContainerId> {
+        match self {
+            Self::None => None,
+            Self::Running(id) | Self::Ended(id, _) => Some(id),
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Progress {
+    /// What it is, and how it was when the restart was decided.
+    pub(super) member: Member,
     pub(super) old: Option<OldState>,
     /// The old one's code where it was learnt only after the decision.
     pub(super) old_exit: Option<ExitCode>,
@@ -50,6 +65,26 @@ pub(super) struct Progress {
 }
 
 impl Progress {
+    pub(super) fn is(&self, kind: ContainerKind) -> bool {
+        self.member.kind == kind
+    }
+
+    /// Whether the kubelet is not to see its exit: under Always it does no more than try to start again what it sees exited.
+    pub(super) fn is_to_hide(&self) -> bool {
+        self.is(ContainerKind::Regular) && self.member.restart_policy != RestartPolicy::Always
+    }
+
+    /// All attempts from before the restart. A replay that fell back has made old ones older.
+    pub(super) fn attempts(&self) -> impl Iterator<Item = &ContainerId> {
+        self.member.old_id().into_iter().chain(&self.member.older)
+    }
+
+    /// Removes those of them that are still there.
+    pub(super) fn removals(&self) -> impl Iterator<Item = Effect> {
+        let old = self.member.old_id().filter(|_| !self.old_is_gone());
+        self.older.iter().chain(old).cloned().map(Effect::Remove)
+    }
+
     /// Whatever was created and never started.
     pub(super) fn unstarted(&self) -> impl Iterator<Item = &ContainerId> {
         self.placeholders.keys().chain(&self.made)
@@ -70,15 +105,86 @@ impl Progress {
         matches!(self.old, None | Some(OldState::Gone))
     }
 
+    /// Whether the old one has ended, and is still there.
+    pub(super) fn old_has_ended(&self) -> bool {
+        matches!(self.old, Some(OldState::Held | OldState::Exited))
+    }
+
+    /// Whether there is a new one that has run.
+    pub(super) fn is_new(&self) -> bool {
+        self.new != NewState::None
+    }
+
+    /// The new one, while it runs.
+    pub(super) fn running(&self) -> Option<&ContainerId> {
+        match &self.new {
+            NewState::Running(id) => Some(id),
+            NewState::None | NewState::Ended(..) => None,
+        }
+    }
+
     /// Until when the kubelet may be in the sync that has started it.
     pub(super) fn steps_until(&self) -> Option<Instant> {
         let (admitted, started) = self.admitted.zip(self.started)?;
         Some(started + time_of_step(started.saturating_duration_since(admitted)))
     }
 
+    /// How many placeholders it lacks. One that is newer than an attempt that runs would hide it.
+    pub(super) fn lacks_placeholders(&self) -> usize {
+        let wanted = usize::from(self.member.placeholders);
+        let wanted = if self.is_new() { 0 } else { wanted };
+        wanted.saturating_sub(self.placeholders.len())
+    }
+
+    /// Whether its shields are missing. What is gone cannot be copied, and shows nothing that a shield could hide.
+    pub(super) fn lacks_shield(&self) -> bool {
+        !self.old_is_gone() && self.lacks_placeholders() + self.untrusted().count() > 0
+    }
+
+    /// How many shields it lacks, if its exit is seen before its attempt has been started. One that was made is as good as one.
+    pub(super) fn lacks_shields(&self) -> usize {
+        let lacks = if self.old_is_gone() {
+            // There is no exit to hide, but it must be seen to wait.
+            usize::from(!self.is_new() && self.placeholders.is_empty())
+        } else {
+            self.lacks_placeholders()
+        };
+        lacks.saturating_sub(usize::from(self.made.is_some()))
+    }
+
+    /// Whether it is an init container whose new attempt has failed.
+    pub(super) fn has_failed(&self) -> bool {
+        let failed =
+            matches!(self.new, NewState::Ended(_, Some(code)) if code != ExitCode::SUCCESS);
+        failed && self.is(ContainerKind::Init)
+    }
+
+    /// Asks for placeholders, of so many that it lacks for those that do not come yet.
+    pub(super) fn shield(&mut self, lacks: usize) -> Vec<Effect> {
+        let Some(old) = self.member.old_id() else {
+            return Vec::new();
+        };
+        let missing = lacks.saturating_sub(self.coming);
+        self.coming += missing;
+        vec![Effect::MakePlaceholder(self.member.name.clone(), old.clone()); missing]
+    }
+
+    /// Under `Kept`: what the kubelet would not run again if it saw it exited, or not in order. Sidecars it
+    /// would restart before the init containers; those that completed it would leave.
+    pub(super) fn goes_first(&self) -> bool {
+        match self.member.kind {
+            ContainerKind::Init | ContainerKind::Sidecar => true,
+            ContainerKind::Regular => {
+                self.member.restart_policy == RestartPolicy::OnFailure
+                    && self.old_exit == Some(ExitCode::SUCCESS)
+            }
+        }
+    }
+
     /// While nothing has been found of it.
-    pub(super) fn of(member: &Member) -> Self {
+    fn of(member: &Member) -> Self {
         Self {
+            member: member.clone(),
             old: member.old.as_ref().map(|_| OldState::Gone),
             old_exit: member.old.as_ref().and_then(Old::code),
             older: BTreeSet::new(),
@@ -94,10 +200,34 @@ impl Progress {
         }
     }
 
+    /// As it is when a restart is decided. `held`: exits that are held, and since when.
+    pub(super) fn at_first(
+        member: &Member,
+        held: &BTreeMap<ContainerId, Instant>,
+        now: Instant,
+    ) -> Self {
+        let mut progress = Self::of(member);
+        progress.old = member.old.as_ref().map(|old| {
+            if held.contains_key(&old.id) {
+                OldState::Held
+            } else if old.exit.is_some() {
+                OldState::Exited
+            } else {
+                OldState::Running
+            }
+        });
+        progress.older.extend(member.older.iter().cloned());
+        // Those of a replay that has not ended are held as well. Where the hook has given up, there is no haste.
+        let still = |since: &&Instant| now.saturating_duration_since(**since) < exit_hold::LIMIT;
+        let since = progress.attempts().filter_map(|id| held.get(id));
+        progress.held_since = since.filter(still).min().copied();
+        progress
+    }
+
     /// As a restart finds it that another process began.
     pub(super) fn from_found(member: &Member, found: &Instances) -> Self {
         let mut progress = Self::of(member);
-        let old = member.old.as_ref().map(|old| &old.id);
+        let old = member.old_id();
         let old_made = old.and_then(|old| found.get(old)).map(|it| it.created_at);
         for (id, seen) in found.iter().filter(|(_, seen)| seen.name == member.name) {
             let new = !member.knew(id);

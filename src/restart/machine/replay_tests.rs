@@ -1,5 +1,7 @@
 //! The machine in a replay, and how it leaves one.
 
+use std::time::Duration;
+
 use super::tests::{FULL, PLAIN, World, there};
 use super::*;
 use crate::kube::RestartPolicy;

@@ -1,6 +1,7 @@
 //! The machine, told what happens by a small runtime that does what the effects say.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
 
 use super::progress::NewState;
 use super::*;
