@@ -17,25 +17,25 @@ use crate::restart::times::{
 
 impl Machine {
     /// Begins the restart. `held`: exits that are held already, and since when; `before`: a restart that this one replaces,
-    /// or a generation of this one, whose placeholders may still stand; `found`: what is in the runtime; `ran`: for how long
-    /// the oldest of the containers has run.
+    /// or a generation of this one, whose placeholders may still stand; `found`: what is in the runtime.
     #[must_use]
     pub fn begin(
         plan: Plan,
         held: &BTreeMap<ContainerId, Instant>,
         before: Option<&Self>,
         found: &Instances,
-        ran: Duration,
         now: Instant,
     ) -> (Self, Vec<Effect>) {
         let members = plan.members.iter();
-        let progress = members.map(|member| Progress::at_first(member, held, now));
+        let progress = members.map(|member| Progress::at_first(member, held, found, now));
         let (progress, start_at) = (progress.collect(), now + plan.back_off());
         let mut machine = Self::new(plan, Phase::Down, progress, now + DOWN_LIMIT);
         machine.start_at = (now < start_at).then_some(start_at);
         machine.ending = machine.twins(found);
         if machine.plan.way == Way::Cleared {
-            machine.unseen_until = Some(now + RELIST_INTERVAL.saturating_sub(ran));
+            // Since the oldest of them is there, at the latest.
+            let since = machine.running_since(found).unwrap_or(now);
+            machine.unseen_until = Some((since + RELIST_INTERVAL).max(now));
         }
         machine.effects.push(Effect::Save);
         if let Some(before) = before {

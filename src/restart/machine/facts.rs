@@ -136,6 +136,13 @@ impl Machine {
         older.filter(runs).cloned().collect()
     }
 
+    /// Since when the oldest of the containers that are to end has been there, at the latest.
+    pub(super) fn running_since(&self, found: &Instances) -> Option<Instant> {
+        let members = self.plan.members.iter().filter(|it| it.was_running());
+        let running = members.filter_map(|it| found.get(it.old_id()?));
+        running.map(|it| it.heard_at).min()
+    }
+
     pub(super) fn guard(&self) -> Option<&Progress> {
         self.get(&self.plan.guard)
     }

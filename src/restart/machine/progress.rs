@@ -204,9 +204,15 @@ impl Progress {
     pub(super) fn at_first(
         member: &Member,
         held: &BTreeMap<ContainerId, Instant>,
+        found: &Instances,
         now: Instant,
     ) -> Self {
         let mut progress = Self::of(member);
+        // While its exit is held it counts as running.
+        let old = member.old_id().and_then(|old| found.get(old));
+        if let Some(InstanceState::Ended(code)) = old.map(|it| it.state) {
+            progress.old_exit = progress.old_exit.or(code);
+        }
         progress.old = member.old.as_ref().map(|old| {
             if held.contains_key(&old.id) {
                 OldState::Held

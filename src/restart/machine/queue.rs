@@ -230,7 +230,7 @@ impl Machine {
 mod tests {
     use std::time::Duration;
 
-    use super::super::tests::{MADE, PLAIN, held, there};
+    use super::super::tests::{MADE, PLAIN, held, since};
     use super::*;
     use crate::kube::RestartPolicy;
     use crate::restart::machine::{Event, Outcome};
@@ -243,8 +243,8 @@ mod tests {
     fn queued(now: Instant) -> (Machine, Vec<Effect>) {
         let plan = draft(Some(RestartPolicy::Never), PLAIN, "a", 42).settled();
         let held = held(&plan, now);
-        let (mut machine, mut effects) =
-            Machine::begin(plan, &held, None, &there(&[]), RELIST_INTERVAL, now);
+        let found = since(&plan, now.checked_sub(RELIST_INTERVAL).unwrap());
+        let (mut machine, mut effects) = Machine::begin(plan, &held, None, &found, now);
         effects.extend(machine.handle(now, Event::Queued));
         (machine, effects)
     }

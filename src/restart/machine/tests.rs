@@ -46,7 +46,8 @@ impl World {
     fn begin_after(plan: Plan, ran: Duration) -> Self {
         let now = Instant::now();
         let held = held(&plan, now);
-        let (machine, effects) = Machine::begin(plan, &held, None, &Instances::default(), ran, now);
+        let found = since(&plan, now.checked_sub(ran).unwrap());
+        let (machine, effects) = Machine::begin(plan, &held, None, &found, now);
         let mut world = Self {
             machine,
             now,
@@ -526,6 +527,19 @@ pub(super) fn there(found: &[Found]) -> Instances {
     instances
 }
 
+/// The old containers that run, which have been there since then.
+pub(super) fn since(plan: &Plan, heard_at: Instant) -> Instances {
+    let mut instances = Instances::default();
+    for member in plan.members.iter().filter(|it| it.was_running()) {
+        let instance = Instance {
+            heard_at,
+            ..Instance::running(member.name.as_str())
+        };
+        instances.insert(member.old_id().unwrap().clone(), instance);
+    }
+    instances
+}
+
 #[test]
 fn what_has_come_since_a_restart_was_decided_is_new_whatever_the_clock_on_the_wall_was_set_to() {
     let shape = &[("a", Regular, RUNS)];
@@ -760,9 +774,8 @@ fn a_round_that_finds_the_guard_removed_does_not_wait_for_it() {
 /// A generation of a restart whose trigger is held, and whose turn it is.
 fn begin_round(plan: Plan, before: Option<&Machine>, now: Instant) -> (Machine, Vec<Effect>) {
     let held = held(&plan, now);
-    let nothing = Instances::default();
-    let (mut machine, mut effects) =
-        Machine::begin(plan, &held, before, &nothing, RELIST_INTERVAL, now);
+    let found = since(&plan, now.checked_sub(RELIST_INTERVAL).unwrap());
+    let (mut machine, mut effects) = Machine::begin(plan, &held, before, &found, now);
     effects.extend(machine.handle(now, Event::Called));
     (machine, effects)
 }

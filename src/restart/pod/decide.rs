@@ -190,16 +190,11 @@ impl Pod {
 
     fn carry_out(&mut self, plan: Plan, now: &Moment) {
         self.settle_olds(&plan);
-        let ran = self.oldest_run(&plan, now);
         let (holds, found) = (&self.holds, &self.instances);
         let before = self.machine.as_ref();
-        let (machine, effects) = Machine::begin(plan, holds, before, found, ran, now.at);
-        let codes = self.codes_of_held(machine.plan());
+        let (machine, effects) = Machine::begin(plan, holds, before, found, now.at);
         self.machine = Some(machine);
         self.apply(effects, now);
-        for (name, id, code) in codes {
-            self.feed(Event::Ended(name, id, Some(code)), now);
-        }
     }
 
     /// A restart that begins now, as far as it can be told before it is settled.

@@ -1,7 +1,7 @@
 //! What is known of a pod, as it is asked for.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::Pod;
 use crate::clock::Moment;
@@ -87,30 +87,6 @@ impl Pod {
         let olds = olds.map(|old| old.id.clone());
         let there = olds.filter(|id| self.instances.get(id).is_some());
         self.decided.extend(there);
-    }
-
-    /// What containers exited with that still count as running, because their exits are held.
-    pub(super) fn codes_of_held(&self, plan: &Plan) -> Vec<(ContainerName, ContainerId, ExitCode)> {
-        let members = plan.members.iter();
-        let held = members.filter_map(|member| {
-            let old = member.old.as_ref().filter(|old| old.exit.is_none())?;
-            match self.instances.get(&old.id)?.state {
-                InstanceState::Ended(code) => Some((member.name.clone(), old.id.clone(), code?)),
-                InstanceState::Created | InstanceState::Running => None,
-            }
-        });
-        held.collect()
-    }
-
-    /// For how long the oldest of the containers that the restart ends has been there, at the least.
-    pub(super) fn oldest_run(&self, plan: &Plan, now: &Moment) -> Duration {
-        let olds = plan.members.iter().filter_map(|member| member.old.as_ref());
-        let running = olds.filter(|old| old.exit.is_none());
-        let since = running.filter_map(|old| Some(self.instances.get(&old.id)?.heard_at));
-        let since = since.min();
-        since.map_or(Duration::ZERO, |since| {
-            now.at.saturating_duration_since(since)
-        })
     }
 
     /// A container as the kubelet sees it: one whose exit is held runs.
