@@ -164,8 +164,8 @@ async fn work(
             gate: plugin.gate(),
             start: config.start,
             back_off: config.back_off,
-            turns: Turns::of(cores()),
         }),
+        turns: Turns::of(cores()),
     });
     let missed = Arc::new(Notify::new());
     let registry = match client {

@@ -29,7 +29,7 @@ use super::machine::Event;
 use super::placeholder::Placeholders;
 use super::pod::{Known, Order, Pod, Shared};
 use super::record::{Record, Records};
-use super::turns::{Exposed, Turn};
+use super::turns::{Exposed, Turn, Turns};
 use crate::clock::{Clock, Moment};
 use crate::cri::{self, Containerd};
 use crate::exit_hold::{HoldDecision, HoldRequest};
@@ -51,6 +51,8 @@ pub struct Tools {
     pub containerd: Option<Containerd>,
     /// What is decided with, the same for all pods.
     pub shared: Arc<Shared>,
+    /// Which pods restart at once.
+    pub turns: Turns,
     /// Restarts on disk.
     pub records: Records,
     /// Logs, events and conditions.

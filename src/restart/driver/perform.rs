@@ -61,7 +61,7 @@ impl Driver {
         }
         let goes_first = state.pod.wants(Task::GoFirst);
         if goes_first != state.exposed.is_some() {
-            state.exposed = goes_first.then(|| self.tools.shared.turns.expose());
+            state.exposed = goes_first.then(|| self.tools.turns.expose());
         }
     }
 
@@ -140,13 +140,13 @@ impl Driver {
     }
 
     fn ask_for_turn(self: &Arc<Self>) {
-        if let Some(turn) = self.tools.shared.turns.at_once() {
+        if let Some(turn) = self.tools.turns.at_once() {
             return self.called(turn);
         }
         self.feed(Event::Queued);
         let driver = Arc::clone(self);
         tokio::spawn(async move {
-            let turn = driver.tools.shared.turns.turn().await;
+            let turn = driver.tools.turns.turn().await;
             driver.called(turn);
         });
     }

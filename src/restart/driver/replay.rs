@@ -193,7 +193,7 @@ impl Driver {
     async fn turn(&self, plan: &Plan) -> Option<Turn> {
         let turn = self.lock().turn.take();
         if turn.is_none() && plan.starts_at_once() {
-            return Some(self.tools.shared.turns.turn().await);
+            return Some(self.tools.turns.turn().await);
         }
         turn
     }

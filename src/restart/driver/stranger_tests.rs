@@ -9,7 +9,6 @@ use crate::ids::PodKey;
 use crate::policy::Start;
 use crate::restart::back_off::BackOff;
 use crate::restart::plan::Starter;
-use crate::restart::turns::Turns;
 
 const RULES: &str = "restart-rules.reprise.dev";
 const OPTIONS: (&str, &str) = ("restart-options.reprise.dev", "start: Replay");
@@ -33,7 +32,6 @@ fn shared(start: Start) -> Arc<Shared> {
         gate: Arc::default(),
         start,
         back_off: BackOff::try_new(Duration::ZERO, Duration::ZERO, Duration::ZERO).unwrap(),
-        turns: Turns::of(1),
     })
 }
 

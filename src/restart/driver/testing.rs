@@ -34,7 +34,7 @@ pub(crate) fn tools(cri: cri::Client, dir: &Path) -> Tools {
             gate: Arc::default(),
             start: Start::Kubelet,
             back_off: BackOff::try_new(ten, most, reset).unwrap(),
-            turns: Turns::of(1),
         }),
+        turns: Turns::of(1),
     }
 }

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::policy::Start;
 use crate::restart::back_off::BackOff;
-use crate::restart::turns::Turns;
 
 /// What all pods of a node share.
 #[derive(Debug)]
@@ -16,8 +15,6 @@ pub struct Shared {
     pub start: Start,
     /// The gaps between restarts.
     pub back_off: BackOff,
-    /// Which pods restart at once.
-    pub turns: Turns,
 }
 
 /// Whether the runtime asks before it creates a container, which it does not while it is not connected.

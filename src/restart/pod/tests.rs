@@ -6,7 +6,6 @@ use super::*;
 use crate::ids::PodKey;
 use crate::policy::{Start, Unread};
 use crate::restart::back_off::BackOff;
-use crate::restart::turns::Turns;
 
 impl Pod {
     /// Whether its manifest has been found.
@@ -25,7 +24,6 @@ fn pod(start: Start) -> Pod {
         gate: Arc::default(),
         start,
         back_off: BackOff::try_new(Duration::ZERO, Duration::ZERO, Duration::ZERO).unwrap(),
-        turns: Turns::of(1),
     };
     let identity = PodIdentity {
         sandbox: "s".into(),

@@ -20,7 +20,6 @@ use crate::restart::plan::{Generation, Plan, Starter};
 use crate::restart::pod::{Command, Gate, Known, Order, Pod, Shared, Task, Wanted};
 use crate::restart::record::Record;
 use crate::restart::times::{RELIST_INTERVAL, RESERVED_LIMIT};
-use crate::restart::turns::Turns;
 
 /// What a container has ended with that was not started.
 const START_ERROR: ExitCode = ExitCode(128);
@@ -59,7 +58,6 @@ impl Plugin {
                 Start::Kubelet
             },
             back_off: back_off(case),
-            turns: Turns::of(2),
         };
         let identity = PodIdentity {
             sandbox: "sandbox".into(),

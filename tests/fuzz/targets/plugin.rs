@@ -50,7 +50,7 @@ pub(super) fn tools() -> Tools {
             gate: Arc::new(gate),
             start: Start::Auto,
             back_off: BackOff::try_new(second, 10 * second, 60 * second).expect("gaps that grow"),
-            turns: Turns::of(2),
         }),
+        turns: Turns::of(2),
     }
 }
