@@ -27,7 +27,7 @@ use tokio::task::{AbortHandle, spawn_blocking};
 use super::back_off::Past;
 use super::machine::Event;
 use super::placeholder::Placeholders;
-use super::pod::{Known, Order, Pod, Shared};
+use super::pod::{Order, Pod, Shared};
 use super::record::{Record, Records};
 use super::turns::{Exposed, Turn, Turns};
 use crate::clock::{Clock, Moment};
@@ -174,19 +174,18 @@ impl Driver {
     pub fn spawn(tools: Arc<Tools>, pod: PodIdentity, charge: Charge) -> Arc<Self> {
         let (jobs, queue) = mpsc::unbounded_channel();
         let unread = !charge.annotations.is_empty();
-        let known = Known {
-            // Options ask for nothing: until they have been read, rules of the spec have the default ones.
-            written: (!charge.annotations.has_rules()).then(Arc::default),
-            runs_hooks: charge.runs_hooks,
-            native: charge.native,
-            past: charge.past,
-        };
         let driver = Arc::new(Self {
             placeholders: Placeholders::new(pod.sandbox.clone()),
             bounds: Bounds::new(),
             hosts: hosts::Known::default(),
             state: Mutex::new(State {
-                pod: Pod::new(pod.clone(), Arc::clone(&tools.shared), known),
+                pod: Pod::new(
+                    pod.clone(),
+                    Arc::clone(&tools.shared),
+                    charge.runs_hooks,
+                    charge.native,
+                    charge.past,
+                ),
                 waiting: HashMap::new(),
                 kills: HashMap::new(),
                 sweeping: HashSet::new(),
@@ -199,6 +198,10 @@ impl Driver {
             read: watch::Sender::new(!unread),
             jobs,
         });
+        if !charge.annotations.has_rules() {
+            // Options ask for nothing: until they have been read, rules of the spec have the default ones.
+            driver.tell(|pod, now| pod.written(Written::default(), now));
+        }
         if let Some(spec) = charge.spec {
             driver.spec_changed(spec);
         }

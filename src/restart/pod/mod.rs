@@ -43,19 +43,6 @@ enum Gone {
     At(Instant),
 }
 
-/// What is known when a pod is first seen.
-#[derive(Debug)]
-pub(super) struct Known {
-    /// What its annotations say; `None`: they are being read.
-    pub(super) written: Option<Arc<Written>>,
-    /// Whether its runtime handler runs hooks on the host.
-    pub(super) runs_hooks: bool,
-    /// What the kubelet does by itself; `None`: the API server has not told.
-    pub(super) native: Option<KubeletFeatures>,
-    /// Its restarts under another plugin.
-    pub(super) past: Past,
-}
-
 /// What is known of one pod, and its restart if one is under way.
 #[derive(Debug)]
 pub(super) struct Pod {
@@ -92,16 +79,24 @@ pub(super) struct Pod {
 }
 
 impl Pod {
-    pub(super) fn new(identity: PodIdentity, shared: Arc<Shared>, known: Known) -> Self {
+    /// One whose annotations are being read. `runs_hooks`: its runtime handler does so on the host; `native`: what the kubelet
+    /// does by itself, if the API server has told; `past`: its restarts under another plugin.
+    pub(super) fn new(
+        identity: PodIdentity,
+        shared: Arc<Shared>,
+        runs_hooks: bool,
+        native: Option<KubeletFeatures>,
+        past: Past,
+    ) -> Self {
         Self {
             shared,
             identity,
-            runs_hooks: known.runs_hooks,
-            written: known.written,
+            runs_hooks,
+            written: None,
             policy: None,
             spec: None,
             manifest: None,
-            native: known.native,
+            native,
             instances: Instances::default(),
             machine: None,
             holds: BTreeMap::new(),
@@ -111,7 +106,7 @@ impl Pod {
             removed: HashMap::new(),
             deleting: false,
             restarts: 0,
-            past: known.past,
+            past,
             said_unhooked: None,
             said_invalid: false,
             commands: Vec::new(),

@@ -34,13 +34,9 @@ fn pod(start: Start) -> Pod {
         },
     };
     shared.gate.set(true);
-    let known = Known {
-        written: Some(Arc::default()),
-        runs_hooks: true,
-        native: None,
-        past: Past::default(),
-    };
-    Pod::new(identity, Arc::new(shared), known)
+    let mut pod = Pod::new(identity, Arc::new(shared), true, None, Past::default());
+    pod.written(Written::default(), &moment());
+    pod
 }
 
 fn moment() -> Moment {

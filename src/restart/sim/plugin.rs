@@ -17,7 +17,7 @@ use crate::policy::{Action, Start, Unread, Written};
 use crate::restart::back_off::{BackOff, Past};
 use crate::restart::machine::{Effect, Event, Machine, Phase};
 use crate::restart::plan::{Generation, Plan, Starter};
-use crate::restart::pod::{Command, Gate, Known, Order, Pod, Shared, Task, Wanted};
+use crate::restart::pod::{Command, Gate, Order, Pod, Shared, Task, Wanted};
 use crate::restart::record::Record;
 use crate::restart::times::{RELIST_INTERVAL, RESERVED_LIMIT};
 
@@ -67,17 +67,12 @@ impl Plugin {
                 name: "pod".into(),
             },
         };
-        let known = Known {
-            written: None,
-            runs_hooks: true,
-            native: Some(KubeletFeatures {
-                exited_initialises: case.kubelet == Version::V1_37,
-                ..KubeletFeatures::default()
-            }),
-            past,
+        let native = KubeletFeatures {
+            exited_initialises: case.kubelet == Version::V1_37,
+            ..KubeletFeatures::default()
         };
         Self {
-            pod: Pod::new(identity, Arc::new(shared), known),
+            pod: Pod::new(identity, Arc::new(shared), true, Some(native), past),
             gate,
             queue: VecDeque::new(),
             kills: BTreeSet::new(),
