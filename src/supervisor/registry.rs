@@ -359,7 +359,7 @@ impl Registry {
             // What was removed while nobody told of it.
             self.write(|entries| {
                 let of_container = &mut entries.of_container;
-                of_container.retain(|id, of| of != sandbox || driver.knows(id));
+                of_container.retain(|id, of| of != sandbox || driver.instance(id).is_some());
             });
         }
         let there: HashSet<SandboxId> = ready.iter().map(|it| it.id.clone()).collect();
@@ -408,7 +408,8 @@ impl Registry {
             }
         };
         let maker = Maker::of(&container.annotations);
-        let hooked = match driver.is_hooked(&container.id) {
+        let known = driver.instance(&container.id);
+        let hooked = match known.and_then(|it| it.hooked) {
             None if state == InstanceState::Running && maker != Maker::Placeholder => {
                 self.is_hooked(driver, container).await?
             }

@@ -274,16 +274,10 @@ impl Driver {
         self.tell(|pod, _| pod.reconnected());
     }
 
-    /// Whether it knows of that container.
+    /// What is known of that container.
     #[must_use]
-    pub fn knows(&self, id: &ContainerId) -> bool {
-        self.lock().pod.instance(id).is_some()
-    }
-
-    /// Whether that container was made with our hook; `None`: nobody has looked.
-    #[must_use]
-    pub fn is_hooked(&self, id: &ContainerId) -> Option<bool> {
-        self.lock().pod.instance(id)?.hooked
+    pub fn instance(&self, id: &ContainerId) -> Option<Instance> {
+        self.lock().pod.instance(id).cloned()
     }
 
     /// Whether a restart is under way.

@@ -58,7 +58,8 @@ fn registry(fake: &Fake, dir: &tempfile::TempDir) -> Registry {
 
 fn is_hooked(registry: &Registry, id: &str) -> Option<bool> {
     let id = id.into();
-    registry.driver_of(&id).unwrap().is_hooked(&id)
+    let driver = registry.driver_of(&id).unwrap();
+    driver.instance(&id)?.hooked
 }
 
 #[tokio::test]
