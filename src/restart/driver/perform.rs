@@ -44,7 +44,6 @@ impl Driver {
                     }
                 }
                 Command::AwaitHook(id) => drop(tokio::spawn(Arc::clone(self).await_hook(id))),
-                Command::AskForCode(id) => drop(tokio::spawn(Arc::clone(self).ask_for_code(id))),
                 Command::LearnCode(id) => drop(tokio::spawn(Arc::clone(self).learn_code(id))),
                 Command::Verify(id) => drop(tokio::spawn(Arc::clone(self).verify(id))),
                 Command::AskManifest(trigger, action, path) => {
@@ -373,30 +372,14 @@ impl Driver {
         status.is_ok_and(|status| status.state == ContainerState::Running)
     }
 
-    /// The exit event of a container whose hook waits is missing: asks the runtime, and releases the exit if it does not
-    /// know either.
-    async fn ask_for_code(self: Arc<Self>, id: ContainerId) {
-        sleep(EVENT_LIMIT).await;
-        if !self.wants(Task::CodeOfHeld(&id)) {
-            // A restart may have begun that replaces it.
-            return self.learn_code(id).await;
-        }
-        if let Some(code) = self.code_from_task(&id).await {
-            return self.ended(&id, Some(code));
-        }
-        sleep(HOOK_LIMIT).await;
-        if self.wants(Task::CodeOfHeld(&id)) {
-            tracing::warn!(pod = %self.pod.key, container = %id, "nobody knows the exit code: let the exit go");
-            self.tell(|pod, _| pod.code_is_unknown(&id));
-        }
-    }
-
-    /// A container that is part of a restart ended by itself, and its exit event is missing: after a success, for
-    /// one, the kubelet may not start it again.
+    /// The exit event of a container is missing: asks the runtime, for as long as anybody needs the code. The exit of one whose
+    /// hook waits is released if the runtime does not know either. After a success, for one, the kubelet may not start again
+    /// what ended by itself in a restart.
     async fn learn_code(self: Arc<Self>, id: ContainerId) {
+        let until = Instant::now() + EVENT_LIMIT + HOOK_LIMIT;
         loop {
             sleep(EVENT_LIMIT).await;
-            if !self.wants(Task::CodeOfEnded(&id)) {
+            if !self.wants(Task::Code(&id)) {
                 return;
             }
             let code = match self.code_from_task(&id).await {
@@ -405,6 +388,9 @@ impl Driver {
             };
             if code.is_some() {
                 return self.ended(&id, code);
+            }
+            if Instant::now() >= until && self.tell(|pod, _| pod.code_is_unknown(&id)) {
+                tracing::warn!(pod = %self.pod.key, container = %id, "nobody knows the exit code: let the exit go");
             }
         }
     }

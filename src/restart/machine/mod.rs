@@ -176,7 +176,7 @@ impl Machine {
         let progress = self.progress.iter();
         let placeholders = progress.flat_map(|it| {
             let ids = it.placeholders.keys();
-            ids.map(|id| (it.member.name.clone(), id.clone()))
+            ids.map(move |id| (it.member.name.clone(), id.clone()))
         });
         placeholders.chain(waker).collect()
     }

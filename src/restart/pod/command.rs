@@ -27,9 +27,7 @@ pub(in crate::restart) enum Command {
     /// The hook of this container is missing, which has ended: wait for it while nobody can see the exit, and then call
     /// [`super::Pod::hook_is_missing`].
     AwaitHook(ContainerId),
-    /// Learn the exit code of this container, whose hook waits, or let it go.
-    AskForCode(ContainerId),
-    /// Learn the exit code of this container, which has ended in a restart.
+    /// Learn the exit code of this container, which has ended, or call [`super::Pod::code_is_unknown`].
     LearnCode(ContainerId),
     /// Ask the runtime whether this container really runs.
     Verify(ContainerId),

@@ -238,9 +238,11 @@ impl Pod {
         }
     }
 
-    /// Nobody can tell what this container exited with.
-    pub(super) fn code_is_unknown(&mut self, id: &ContainerId) {
-        self.holds.remove(id);
+    /// Nobody can tell what this container exited with. Returns whether it was held for that.
+    pub(super) fn code_is_unknown(&mut self, id: &ContainerId) -> bool {
+        let machine = self.machine.as_ref();
+        let replaced = machine.is_some_and(|machine| machine.replaces(id));
+        !replaced && self.holds.remove(id).is_some()
     }
 
     /// A container is no longer in the runtime.
@@ -282,12 +284,7 @@ impl Pod {
             self.decide(id, now);
         }
         if !known {
-            let learn = if replaced {
-                Command::LearnCode
-            } else {
-                Command::AskForCode
-            };
-            self.commands.push(learn(id.clone()));
+            self.commands.push(Command::LearnCode(id.clone()));
         }
         self.is_held(id)
     }

@@ -34,10 +34,8 @@ pub(in crate::restart) enum Task<'t> {
     Replay(&'t RestartId),
     /// This attempt, which a replay has made, is started.
     Start(&'t ContainerId),
-    /// What a container exited with whose hook waits is asked.
-    CodeOfHeld(&'t ContainerId),
-    /// The same of one that has ended in a restart.
-    CodeOfEnded(&'t ContainerId),
+    /// It is asked what this container exited with, whose hook waits or which has ended in a restart.
+    Code(&'t ContainerId),
 }
 
 /// Whether it is wanted.
@@ -91,11 +89,10 @@ impl Pod {
             Task::Recover(id) => restart(&|it| is_of(it, id) && it.may_replay()),
             Task::Replay(id) => restart(&|it| is_of(it, id) && it.phase() == Phase::Replay),
             Task::Start(id) => restart(&|it| it.is_to_start(id)),
-            // The exit of one that the restart replaces asks for nothing.
-            Task::CodeOfHeld(id) => {
-                self.is_held(id) && self.lacks_code(id) && !restart(&|it| it.replaces(id))
+            Task::Code(id) => {
+                let lacks = self.lacks_code(id);
+                lacks && (self.is_held(id) || restart(&|it| it.ends(id)))
             }
-            Task::CodeOfEnded(id) => self.lacks_code(id) && restart(&|it| it.ends(id)),
         }
         .into()
     }

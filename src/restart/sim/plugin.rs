@@ -325,21 +325,10 @@ impl World {
         waits == Some(true)
     }
 
-    pub(super) fn ask_for_code(&mut self, id: &ContainerId) {
-        if self.wants(Task::CodeOfHeld(id)) {
-            self.tell_code(id);
-        } else {
-            self.after(300, Job::LearnCode(self.epoch, id.clone()));
-        }
-    }
-
     pub(super) fn learn_code(&mut self, id: &ContainerId) {
-        if self.wants(Task::CodeOfEnded(id)) {
-            self.tell_code(id);
+        if !self.wants(Task::Code(id)) {
+            return;
         }
-    }
-
-    fn tell_code(&mut self, id: &ContainerId) {
         let is = self.runtime.containers.get(id).map(|it| it.is);
         if let Some(Is::Stopped(code) | Is::Exited(code)) = is {
             self.tell(|pod, now| pod.ended(id, Some(code), now));
@@ -446,7 +435,6 @@ impl World {
             Command::Remove(id) => self.sweep(id),
             Command::EndKill(id) => drop(plugin.kills.remove(&id)),
             Command::AwaitHook(id) => self.after(1000, Job::NoHook(self.epoch, id)),
-            Command::AskForCode(id) => self.after(300, Job::AskForCode(self.epoch, id)),
             Command::LearnCode(id) => self.after(300, Job::LearnCode(self.epoch, id)),
             Command::Verify(id) => {
                 let asking = self.upto(20);
