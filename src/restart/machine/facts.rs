@@ -49,7 +49,7 @@ impl Machine {
     pub(super) fn kill_olds(&mut self) {
         self.killed = true;
         let running = self.progress.iter();
-        let running = running.filter(|it| it.old == Some(OldState::Running));
+        let running = running.filter(|it| it.old == OldState::Running);
         let olds = running.filter_map(|it| it.member.old_id());
         let olds = olds.filter(|id| **id != self.plan.trigger.container);
         let all = olds.chain(&self.ending).cloned();
@@ -123,7 +123,7 @@ impl Machine {
 
     pub(super) fn all_down(&self) -> bool {
         let mut progress = self.progress.iter();
-        self.ending.is_empty() && progress.all(|it| it.old != Some(OldState::Running))
+        self.ending.is_empty() && progress.all(|it| it.old != OldState::Running)
     }
 
     /// Old attempts that run beside a newer one: the kubelet started that when nobody kept it from doing so.

@@ -20,7 +20,7 @@ impl Machine {
         self.plan.starter = Starter::Kubelet("nothing shielded it in time".into());
         self.plan.way = Way::Shielded;
         let mut progress = self.progress.iter();
-        let gone = progress.any(|it| it.is_new() || it.old == Some(OldState::Gone));
+        let gone = progress.any(|it| it.is_new() || it.was_removed());
         let whole = self.plan.is_whole_pod() && (gone || (self.killed && !self.all_down()));
         self.ends_by = Some(if whole {
             self.ends_at(now)
@@ -70,7 +70,7 @@ impl Machine {
     /// Whether it goes on as without the plugin: it was not started again, and nothing stands before it.
     pub(super) fn is_left(&self, it: &Progress) -> bool {
         let was_to_wait = it.member.placeholders > 0;
-        let was_to_end = it.old == Some(OldState::Running);
+        let was_to_end = it.old == OldState::Running;
         self.left
             && (was_to_wait || was_to_end)
             && !it.is_new()

@@ -262,7 +262,7 @@ impl Machine {
                     Verdict::NotYet
                 }
             }
-            Phase::Up if self.failing && it.old != Some(OldState::Gone) => Verdict::NotYet,
+            Phase::Up if self.failing && !it.was_removed() => Verdict::NotYet,
             Phase::Up if self.start_at.is_some_and(|at| now < at) => Verdict::BackOff,
             Phase::Up if self.is_turn_of(it) && !self.is_hasty(it, now) => {
                 if let Some(it) = self.get_mut(name) {

@@ -33,9 +33,9 @@ impl Machine {
 
     pub(super) fn set_old(&mut self, id: &ContainerId, state: OldState) {
         if let Some(it) = self.of_old_mut(id)
-            && it.old != Some(OldState::Gone)
+            && !it.old_is_gone()
         {
-            it.old = Some(state);
+            it.old = state;
         }
     }
 
@@ -95,7 +95,7 @@ impl Machine {
 
     pub(super) fn gone(&mut self, id: &ContainerId, now: Instant) {
         if let Some(it) = self.of_old_mut(id) {
-            it.old = Some(OldState::Gone);
+            it.old = OldState::Gone;
         }
         self.stopped(id);
         self.waker.take_if(|waker| waker == id);

@@ -40,7 +40,8 @@ impl NewState {
 pub(super) struct Progress {
     /// What it is, and how it was when the restart was decided.
     pub(super) member: Member,
-    pub(super) old: Option<OldState>,
+    /// The attempt that it had then; `Gone` also if it had none.
+    pub(super) old: OldState,
     /// The old one's code where it was learnt only after the decision.
     pub(super) old_exit: Option<ExitCode>,
     /// Attempts before the old one that are still there.
@@ -102,12 +103,17 @@ impl Progress {
 
     /// Whether it did not run before, or the attempt that did is no longer in the runtime.
     pub(super) fn old_is_gone(&self) -> bool {
-        matches!(self.old, None | Some(OldState::Gone))
+        self.old == OldState::Gone
+    }
+
+    /// Whether it was in the runtime, and is no longer.
+    pub(super) fn was_removed(&self) -> bool {
+        self.member.old.is_some() && self.old_is_gone()
     }
 
     /// Whether the old one has ended, and is still there.
     pub(super) fn old_has_ended(&self) -> bool {
-        matches!(self.old, Some(OldState::Held | OldState::Exited))
+        matches!(self.old, OldState::Held | OldState::Exited)
     }
 
     /// Whether there is a new one that has run.
@@ -185,7 +191,7 @@ impl Progress {
     fn of(member: &Member) -> Self {
         Self {
             member: member.clone(),
-            old: member.old.as_ref().map(|_| OldState::Gone),
+            old: OldState::Gone,
             old_exit: member.old.as_ref().and_then(Old::code),
             older: BTreeSet::new(),
             held_since: None,
@@ -213,15 +219,12 @@ impl Progress {
         if let Some(InstanceState::Ended(code)) = old.map(|it| it.state) {
             progress.old_exit = progress.old_exit.or(code);
         }
-        progress.old = member.old.as_ref().map(|old| {
-            if held.contains_key(&old.id) {
-                OldState::Held
-            } else if old.exit.is_some() {
-                OldState::Exited
-            } else {
-                OldState::Running
-            }
-        });
+        progress.old = match &member.old {
+            None => OldState::Gone,
+            Some(old) if held.contains_key(&old.id) => OldState::Held,
+            Some(old) if old.exit.is_some() => OldState::Exited,
+            Some(_) => OldState::Running,
+        };
         progress.older.extend(member.older.iter().cloned());
         // Those of a replay that has not ended are held as well. Where the hook has given up, there is no haste.
         let still = |since: &&Instant| now.saturating_duration_since(**since) < exit_hold::LIMIT;
@@ -244,9 +247,9 @@ impl Progress {
                         progress.placeholders.insert(id.clone(), None);
                     }
                 }
-                InstanceState::Running if Some(id) == old => progress.old = Some(OldState::Running),
+                InstanceState::Running if Some(id) == old => progress.old = OldState::Running,
                 InstanceState::Ended(code) if Some(id) == old => {
-                    progress.old = Some(OldState::Exited);
+                    progress.old = OldState::Exited;
                     progress.old_exit = progress.old_exit.or(code);
                 }
                 InstanceState::Running if new => progress.new = NewState::Running(id.clone()),

@@ -169,7 +169,7 @@ impl Machine {
         for it in &mut self.progress {
             if it.held_since.take().is_some() {
                 it.shown = true;
-                it.old = Some(OldState::Exited);
+                it.old = OldState::Exited;
             }
         }
         self.last_moment = false;
@@ -185,8 +185,7 @@ impl Machine {
             return 0;
         }
         // An attempt that runs is another's: this one has ended.
-        let runs =
-            |it: &Progress| it.is(ContainerKind::Regular) && it.old == Some(OldState::Running);
+        let runs = |it: &Progress| it.is(ContainerKind::Regular) && it.old == OldState::Running;
         let alone = !self.progress.iter().any(runs);
         // Where kinds are guessed, it may be an init container.
         let regular = self.plan.ordered && it.is(ContainerKind::Regular);
@@ -215,7 +214,7 @@ impl Machine {
         self.set_old(id, OldState::Held);
         let replaces = self.plan.again == 0 && self.phase == Phase::Down && !self.is_queued();
         if let Some(it) = self.of_old_mut(id)
-            && it.old == Some(OldState::Held)
+            && it.old == OldState::Held
         {
             it.held_since = Some(since);
             // A hook that another process told to wait has waited for long.

@@ -142,7 +142,7 @@ impl Machine {
     pub(super) fn step_before_replay(&mut self, now: Instant) -> bool {
         // One that is gone leaves nothing to make another one from, one that was seen to exit is acted on.
         let escaped = |it: &&Progress| {
-            let seen = matches!(it.old, Some(OldState::Exited | OldState::Gone));
+            let seen = matches!(it.old, OldState::Exited | OldState::Gone);
             it.member.was_running() && seen && !it.shown
         };
         if self.is_late_for_replay(now) {
@@ -289,8 +289,8 @@ impl Machine {
     /// Whether another process has released exits, behind attempts that it had made.
     fn is_seen(&self) -> bool {
         let ran = || self.progress.iter().filter(|it| it.member.was_running());
-        let runs = |it: &Progress| matches!(it.old, Some(OldState::Running | OldState::Held));
-        let any = ran().any(|it| it.old == Some(OldState::Exited));
+        let runs = |it: &Progress| matches!(it.old, OldState::Running | OldState::Held);
+        let any = ran().any(|it| it.old == OldState::Exited);
         any && !ran().any(runs) && self.plan.way == Way::Shielded
     }
 
