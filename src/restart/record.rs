@@ -6,24 +6,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 
 use super::back_off::Past;
 use super::disk::{Disk, Kind};
-use super::machine::Phase;
-use super::plan::Plan;
+use super::machine::Record;
 use crate::dirs::{self, DirError};
 use crate::ids::SandboxId;
-
-/// One restart under way.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
-    /// How far it was.
-    pub phase: Phase,
-    /// What it is to do.
-    pub plan: Plan,
-}
 
 /// The records. They are written by a thread of their own, and whoever writes waits a second for it at the most. One
 /// line says that it does not work, and one when it works again: restarts go on without.
@@ -289,6 +279,7 @@ mod tests {
     use std::time::Duration;
 
     use super::super::back_off::BackOff;
+    use super::super::machine::Phase;
     use super::super::plan::tests::plan;
     use super::*;
 

@@ -26,8 +26,9 @@ use crate::kube::{
 use crate::nri::{Launched, NriError, Stub};
 use crate::report::Reporter;
 use crate::restart::driver::{Readers, Starts, Tools};
+use crate::restart::machine::Record;
 use crate::restart::pod::Shared;
-use crate::restart::record::{Record, Records, RecordsError};
+use crate::restart::record::{Records, RecordsError};
 use crate::restart::times::OLDEST_LIST;
 use crate::restart::turns::Turns;
 pub(crate) use plugin::{Parts, Reprise};

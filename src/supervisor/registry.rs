@@ -18,7 +18,7 @@ use crate::node::{self, Instance, InstanceState, Maker};
 use crate::policy::{self, Unread};
 use crate::restart::back_off::Past;
 use crate::restart::driver::{Charge, Driver, Tools};
-use crate::restart::record::Record;
+use crate::restart::machine::Record;
 use crate::text;
 
 /// How long the API server may take to tell of the node's pods, where something depends on it.

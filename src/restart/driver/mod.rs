@@ -25,10 +25,10 @@ use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, spawn_blocking};
 
 use super::back_off::Past;
-use super::machine::Event;
+use super::machine::{Event, Record};
 use super::placeholder::Placeholders;
 use super::pod::{Order, Pod, Shared};
-use super::record::{Record, Records};
+use super::record::Records;
 use super::turns::{Exposed, Turn, Turns};
 use crate::clock::{Clock, Moment};
 use crate::cri::{self, Containerd};

@@ -19,10 +19,9 @@ use crate::cri::{CriError, PodSandboxConfig};
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::{ContainerKind, PodSpec};
 use crate::node::now_ns;
-use crate::restart::machine::Event;
+use crate::restart::machine::{Event, Record};
 use crate::restart::plan::{Plan, RestartId};
 use crate::restart::pod::Task;
-use crate::restart::record::Record;
 use crate::restart::replay::{
     Attempt, ReplayBlocker, Room, complete, has_image, inits_are_quick, log_link,
 };

@@ -96,7 +96,16 @@ impl Machine {
         &self.plan
     }
 
-    /// The same, of one that is over.
+    /// What must outlive this process.
+    #[must_use]
+    pub fn record(&self) -> Record {
+        Record {
+            phase: self.phase,
+            plan: self.plan.clone(),
+        }
+    }
+
+    /// What it was to do, of one that is over.
     #[must_use]
     pub fn into_plan(self) -> Plan {
         self.plan

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{ContainerId, ContainerName, ExitCode};
-use crate::restart::plan::Way;
+use crate::restart::plan::{Plan, Way};
 
 /// A restart that is disturbed more often than this is left to the kubelet.
 pub(super) const MOST_AGAIN: u8 = 3;
@@ -43,6 +43,15 @@ impl Phase {
             Self::Shielded | Self::Up | Self::Over => false,
         }
     }
+}
+
+/// A restart under way, as it must outlive its process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// How far it was.
+    pub phase: Phase,
+    /// What it is to do.
+    pub plan: Plan,
 }
 
 /// What the machine is told.

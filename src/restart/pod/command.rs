@@ -9,9 +9,8 @@ use crate::kube::PodSpec;
 use crate::policy::{Action, PolicyError};
 use crate::report::Unprotected;
 use crate::restart::back_off::Past;
-use crate::restart::machine::{Effect, Phase};
+use crate::restart::machine::{Effect, Phase, Record};
 use crate::restart::plan::{Plan, RestartId, Trigger};
-use crate::restart::record::Record;
 
 /// What is to be done about a pod.
 #[derive(Debug)]

@@ -274,9 +274,8 @@ impl Pod {
         if effects.is_empty() {
             return;
         }
-        let Some(record) = self.record().map(Arc::new) else {
-            return;
-        };
+        let Some(machine) = &self.machine else { return };
+        let record = Arc::new(machine.record());
         let over = record.phase == Phase::Over;
         for effect in effects {
             tracing::debug!(pod = %self.identity.key, ?effect);

@@ -11,7 +11,6 @@ use crate::node::{Instance, InstanceState, Maker};
 use crate::policy::Action;
 use crate::restart::machine::Machine;
 use crate::restart::plan::{Generation, Member, Old, Plan, Trigger};
-use crate::restart::record::Record;
 use crate::restart::times::RELIST_INTERVAL;
 
 impl Pod {
@@ -27,15 +26,6 @@ impl Pod {
 
     pub(super) fn generation(&self) -> Option<Generation> {
         self.plan().map(Plan::generation)
-    }
-
-    /// What must outlive the plugin.
-    pub(super) fn record(&self) -> Option<Record> {
-        let machine = self.machine.as_ref()?;
-        Some(Record {
-            phase: machine.phase(),
-            plan: machine.plan().clone(),
-        })
     }
 
     /// When it is to be told that time has passed.

@@ -19,9 +19,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::back_off::Past;
-use super::machine::{Event, Machine, Phase, Verdict};
+use super::machine::{Event, Machine, Phase, Record, Verdict};
 use super::plan::{Generation, RestartId};
-use super::record::Record;
 use super::times::{LIST_SLACK, OLDEST_LIST};
 use crate::clock::Moment;
 use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity};

@@ -15,10 +15,9 @@ use crate::kube::{ContainerKind, KubeletFeatures, PodSpec};
 use crate::node::{Instance, InstanceState};
 use crate::policy::{Action, Start, Unread, Written};
 use crate::restart::back_off::{BackOff, Past};
-use crate::restart::machine::{Effect, Event, Machine, Phase};
+use crate::restart::machine::{Effect, Event, Machine, Phase, Record};
 use crate::restart::plan::{Generation, Plan, Starter};
 use crate::restart::pod::{Command, Gate, Order, Pod, Shared, Task, Wanted};
-use crate::restart::record::Record;
 use crate::restart::times::{RELIST_INTERVAL, RESERVED_LIMIT};
 
 /// What a container has ended with that was not started.

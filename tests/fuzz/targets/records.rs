@@ -8,7 +8,7 @@ use reprise::node::{Instance, InstanceState, Maker};
 use reprise::policy::Unread;
 use reprise::restart::back_off::{BackOff, Past};
 use reprise::restart::driver::{Charge, Driver};
-use reprise::restart::record::Record;
+use reprise::restart::machine::Record;
 use tokio::time::sleep;
 
 use super::{dir, plugin};
