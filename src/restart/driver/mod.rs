@@ -4,6 +4,7 @@
 //! the runtime, the disk and the API are made by tasks that own nothing of the pod.
 
 mod bounds;
+mod exits;
 mod hosts;
 mod perform;
 mod replay;
