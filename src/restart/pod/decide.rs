@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Command, Gone, Order, Pod, Saying, Task};
+use super::{Command, Order, Pod, Saying};
 use crate::clock::Moment;
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
@@ -133,23 +133,6 @@ impl Pod {
             Some(ReplayBlocker::NoGate)
         } else {
             replay::blocker(start, self.spec.as_deref(), &members)
-        }
-    }
-
-    /// What a replay made and did not start shields nothing, and nobody else would remove it before the kubelet collects
-    /// it.
-    fn sweep_unstarted(&mut self) {
-        let unstarted = self.instances.iter();
-        let unstarted =
-            unstarted.filter(|(_, it)| it.is_unstarted_of_ours() && !it.is_placeholder());
-        // An attempt that was left as a shield is as good as a placeholder.
-        let unstarted = unstarted.filter(|(id, _)| !self.wants(Task::Stand(id)));
-        let unstarted: Vec<ContainerId> = unstarted.map(|(id, _)| id.clone()).collect();
-        for id in unstarted {
-            self.instances.removed(&id);
-            // Whatever is heard of it until it is gone: one that was just being started is none of the next generation's.
-            self.removed.insert(id.clone(), Gone::Soon);
-            self.commands.push(Command::Remove(id));
         }
     }
 

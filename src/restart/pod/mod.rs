@@ -8,6 +8,7 @@ mod command;
 mod decide;
 mod facts;
 mod hooks;
+mod leftovers;
 mod shared;
 #[cfg(test)]
 mod tests;
@@ -19,9 +20,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::back_off::Past;
-use super::machine::{Event, Machine, Phase, Record, Verdict};
+use super::machine::{Event, Machine, Verdict};
 use super::plan::{Generation, RestartId};
-use super::times::{LIST_SLACK, OLDEST_LIST};
+use super::times::OLDEST_LIST;
 use crate::clock::Moment;
 use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity};
 use crate::kube::{KubeletFeatures, PodSpec};
@@ -205,17 +206,6 @@ impl Pod {
         }
     }
 
-    /// Nobody kept the kubelet from starting another attempt beside one that ran: this process was frozen, for one.
-    fn end_twins(&mut self) {
-        if !self.may_act() || self.deleting {
-            return;
-        }
-        for id in self.instances.twins() {
-            self.decided.insert(id.clone());
-            self.commands.push(Command::Kill(id));
-        }
-    }
-
     /// A container's process has ended. The exit may not be visible yet.
     pub(super) fn ended(&mut self, id: &ContainerId, code: Option<ExitCode>, now: &Moment) {
         if !self.note_end(id, code, now) {
@@ -334,60 +324,6 @@ impl Pod {
         }
     }
 
-    /// What was in the runtime at `asked`, no longer than [`OLDEST_LIST`] ago, whatever was heard before.
-    /// `begun`: a restart that a predecessor left; `sweep`: what belongs to no restart is a leftover.
-    pub(super) fn relisted(
-        &mut self,
-        mut found: Vec<(ContainerId, Instance)>,
-        asked: Instant,
-        begun: Option<Record>,
-        sweep: bool,
-        now: &Moment,
-    ) {
-        found.retain(|(id, _)| !self.removed.contains_key(id));
-        // What was made meanwhile cannot be in the list, and is not gone.
-        let known = self.instances.iter();
-        let known = known.filter(|(_, it)| it.listed || it.heard_at + LIST_SLACK < asked);
-        let known: Vec<ContainerId> = known.map(|(id, _)| id.clone()).collect();
-        for id in known {
-            if !found.iter().any(|(seen, _)| *seen == id) {
-                self.removed(&id, now);
-            }
-        }
-        let mut news = Vec::new();
-        for (id, instance) in found {
-            let (name, attempt, state) = (instance.name.clone(), instance.attempt, instance.state);
-            let placeholder = instance.is_placeholder();
-            // A list may be older than what was heard meanwhile.
-            if self.instances.insert(id.clone(), instance) && !placeholder {
-                news.push((id, name, attempt, state));
-            }
-        }
-        if let Some(record) = begun {
-            self.resume(record, now);
-        } else if let Some(machine) = &mut self.machine {
-            machine.relisted(&self.instances);
-            // As the kubelet starts them: what it has begun in order is to look so.
-            let members = &machine.plan().members;
-            let place = |name: &ContainerName| members.iter().position(|it| it.name == *name);
-            news.sort_by_key(|(_, name, attempt, _)| (place(name), *attempt));
-            for (id, name, _, state) in news {
-                match state {
-                    InstanceState::Created => {}
-                    InstanceState::Running => self.feed(Event::Started(name, id), now),
-                    InstanceState::Ended(code) => {
-                        self.feed(Event::Ended(name, id.clone(), code), now);
-                        self.feed(Event::Exited(id), now);
-                    }
-                }
-            }
-        } else if sweep {
-            self.sweep_leftovers();
-        }
-        self.end_twins();
-        self.say_what_is_unhooked(now);
-    }
-
     /// What came of an effect, or time has passed: see [`Self::deadline`].
     pub(super) fn feed(&mut self, event: Event, now: &Moment) {
         if let Some(machine) = &mut self.machine {
@@ -448,37 +384,6 @@ impl Pod {
         }
     }
 
-    /// Nobody tells of its removal.
-    fn watch(&mut self, shield: ContainerId) {
-        if self.wants(Task::Watch(&shield)) {
-            self.commands.push(Command::WatchShield(shield));
-        }
-    }
-
-    /// What it wanted done when its restart was over has been done. Returns that restart, unless another has taken its
-    /// place meanwhile.
-    pub(super) fn finish(&mut self, now: &Moment) -> Option<Finished> {
-        let machine = self.machine.take_if(|it| it.phase() == Phase::Over)?;
-        // One before may have ended with a plugin that died before all were removed.
-        self.sweep_leftovers();
-        // The row of restarts goes on from the end of this one.
-        let of = decide::scope(machine.plan().action, &machine.plan().trigger);
-        self.past.over(of.as_ref(), now.up_ms);
-        Some(Finished {
-            waiting_for: machine.waiting_for().into_iter().cloned().collect(),
-            past: self.past.clone(),
-            plan: machine.into_plan(),
-        })
-    }
-
-    /// What belongs to no restart any more.
-    fn sweep_leftovers(&mut self) {
-        let instances = self.instances.iter();
-        let leftover = instances.filter(|(_, it)| it.is_unstarted_of_ours());
-        let ids = leftover.map(|(id, _)| Command::Remove(id.clone()));
-        self.commands.extend(ids);
-    }
-
     /// A container is no longer in the runtime: nothing is kept of it but that.
     fn gone(&mut self, id: &ContainerId, now: &Moment) {
         self.instances.removed(id);
@@ -512,30 +417,5 @@ impl Pod {
 
     fn say(&mut self, what: Saying) {
         self.commands.push(Command::Say(what));
-    }
-
-    fn resume(&mut self, record: Record, now: &Moment) {
-        let Record { phase, plan } = record;
-        let elapsed = now.since(plan.decided_up_ms);
-        self.say(Saying::WentOn(plan.id.clone(), phase));
-        let (machine, effects) = Machine::resume(plan, phase, &self.instances, elapsed, now.at);
-        let plan = machine.plan();
-        let trigger = &plan.trigger;
-        self.instances.ended(&trigger.container, Some(trigger.code));
-        self.decided.insert(trigger.container.clone());
-        self.settle_olds(plan);
-        if matches!(phase, Phase::Shielded | Phase::Up) {
-            // Their exits were released, whether or not the runtime shows it yet.
-            for old in plan.members.iter().filter_map(|member| member.old.as_ref()) {
-                self.instances.ended(&old.id, old.code());
-            }
-        }
-        self.machine = Some(machine);
-        self.apply(effects, now);
-        let shields = self.machine.iter().flat_map(Machine::leftovers);
-        let shields: Vec<ContainerId> = shields.map(|(_, id)| id).collect();
-        for shield in shields {
-            self.watch(shield);
-        }
     }
 }
