@@ -103,7 +103,7 @@ pub struct Plan {
 }
 
 /// Whether none of these containers waits for another.
-pub fn start_at_once<'m>(members: impl IntoIterator<Item = &'m Member>) -> bool {
+pub(crate) fn start_at_once<'m>(members: impl IntoIterator<Item = &'m Member>) -> bool {
     let mut members = members.into_iter();
     members.all(|member| member.kind == ContainerKind::Regular)
 }
@@ -112,8 +112,7 @@ impl Plan {
     /// Settles who takes part, and how the kubelet is brought to start them; so far all containers of the pod do.
     /// `keep_completed`: regular ones that had ended for good stay as they are; `exited_initialises`: the kubelet runs no
     /// init container while a regular one is there, an exited one as well.
-    #[must_use]
-    pub fn settle(mut self, keep_completed: bool, exited_initialises: bool) -> Self {
+    pub(crate) fn settle(mut self, keep_completed: bool, exited_initialises: bool) -> Self {
         let trigger = self.trigger.name.clone();
         if !self.is_whole_pod() {
             self.members.retain(|member| member.name == trigger);
@@ -158,32 +157,27 @@ impl Plan {
     }
 
     /// The member of that name; ephemeral containers, for one, are none.
-    #[must_use]
-    pub fn member(&self, name: &ContainerName) -> Option<&Member> {
+    pub(crate) fn member(&self, name: &ContainerName) -> Option<&Member> {
         self.members.iter().find(|member| member.name == *name)
     }
 
     /// Whether that container was there when the restart was decided.
-    #[must_use]
-    pub fn knew(&self, id: &ContainerId) -> bool {
+    pub(crate) fn knew(&self, id: &ContainerId) -> bool {
         self.members.iter().any(|member| member.knew(id))
     }
 
     /// Whether all containers of the pod take part.
-    #[must_use]
-    pub fn is_whole_pod(&self) -> bool {
+    pub(crate) fn is_whole_pod(&self) -> bool {
         self.action != Action::Restart
     }
 
     /// Whether no container waits for another.
-    #[must_use]
-    pub fn starts_at_once(&self) -> bool {
+    pub(crate) fn starts_at_once(&self) -> bool {
         start_at_once(&self.members)
     }
 
     /// Whether the kubelet starts all regular containers again by itself when it sees them exited.
-    #[must_use]
-    pub fn is_by_policy(&self) -> bool {
+    pub(crate) fn is_by_policy(&self) -> bool {
         let never = |it: &Member| {
             it.kind == ContainerKind::Regular && it.restart_policy == RestartPolicy::Never
         };
@@ -202,14 +196,12 @@ impl Plan {
     }
 
     /// How long after the decision no container may start.
-    #[must_use]
-    pub fn back_off(&self) -> Duration {
+    pub(crate) fn back_off(&self) -> Duration {
         Duration::from_millis(self.back_off_ms)
     }
 
     /// When that is, for people: RFC 3339 in UTC, to the second.
-    #[must_use]
-    pub fn start_at(&self) -> String {
+    pub(crate) fn start_at(&self) -> String {
         let ms = self.decided_at_ms.saturating_add(self.back_off_ms);
         let at = i64::try_from(ms / 1000).ok();
         let at = at.and_then(|seconds| Timestamp::from_second(seconds).ok());
@@ -217,8 +209,7 @@ impl Plan {
     }
 
     /// Whether exits may be seen as soon as they happen, so that shields come before the kills.
-    #[must_use]
-    pub fn shields_come_first(&self) -> bool {
+    pub(crate) fn shields_come_first(&self) -> bool {
         // What was started while no plugin was there has no hook either.
         let unhooked = |member: &Member| member.unhooked && member.was_running();
         // With a grace period the shields wait for the ends: the kubelet must see what runs.

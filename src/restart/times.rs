@@ -143,19 +143,16 @@ pub(super) const REFUSAL_LASTS: Duration = Duration::from_mins(10);
 
 /// How long after the decision a plugin that comes back begins anew where containers were started behind its back. `halved`:
 /// others still run that were to end, or have not been started again.
-#[must_use]
 pub(super) fn time_to_begin_anew(halved: bool) -> Duration {
     if halved { HALVED_LIMIT } else { AGAIN_LIMIT }
 }
 
 /// How long the kubelet's relist of one pod may take on a node where making a container took so long.
-#[must_use]
 pub(super) fn time_of_relist(making: Duration) -> Duration {
     (RELIST_PER_MAKING * making).clamp(SHORTEST_RELIST, LONGEST_RELIST)
 }
 
 /// How long the pod's status is waited for to show an attempt, or a placeholder, that took so long to make.
-#[must_use]
 pub(super) fn time_of_recording(making: Duration) -> Duration {
     if making > USUAL_MAKING {
         LONGEST_RECORDING
@@ -167,7 +164,6 @@ pub(super) fn time_of_recording(making: Duration) -> Duration {
 /// How soon after a sidecar's start, which took so long, the kubelet may go on in the sync that started it. For its
 /// startup probe to succeed it takes a relist, the probe, and another relist: a second apart until 1.35; from 1.36 on the
 /// first follows the sync, and the second may come at any time after it (`PLEGOnDemandRelist`).
-#[must_use]
 pub(super) fn time_of_step(start: Duration) -> Duration {
     start.clamp(SHORTEST_STEP, LONGEST_STEP)
 }

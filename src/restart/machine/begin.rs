@@ -18,8 +18,7 @@ use crate::restart::times::{
 impl Machine {
     /// Begins the restart. `held`: exits that are held already, and since when; `before`: a restart that this one replaces,
     /// or a generation of this one, whose placeholders may still stand; `found`: what is in the runtime.
-    #[must_use]
-    pub fn begin(
+    pub(crate) fn begin(
         plan: Plan,
         held: &BTreeMap<ContainerId, Instant>,
         before: Option<&Self>,
@@ -65,8 +64,7 @@ impl Machine {
 
     /// Goes on with a restart that another process began, from what is in the runtime now. `elapsed`: since it
     /// was decided.
-    #[must_use]
-    pub fn resume(
+    pub(crate) fn resume(
         plan: Plan,
         phase: Phase,
         found: &Instances,

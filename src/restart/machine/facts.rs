@@ -100,8 +100,7 @@ impl Machine {
     }
 
     /// Whether a placeholder of that name is good for anything.
-    #[must_use]
-    pub fn wants_shield(&self, name: &ContainerName) -> bool {
+    pub(crate) fn wants_shield(&self, name: &ContainerName) -> bool {
         if *name == WAKER.into() {
             self.start_at.is_some() && !self.failing
         } else {

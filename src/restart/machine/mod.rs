@@ -42,7 +42,7 @@ use undo::Undo;
 /// One restart of one pod.
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
-pub struct Machine {
+pub(crate) struct Machine {
     plan: Plan,
     phase: Phase,
     /// In start order.
@@ -91,14 +91,12 @@ struct Told {
 
 impl Machine {
     /// What this restart is to do.
-    #[must_use]
-    pub fn plan(&self) -> &Plan {
+    pub(crate) fn plan(&self) -> &Plan {
         &self.plan
     }
 
     /// What must outlive this process.
-    #[must_use]
-    pub fn record(&self) -> Record {
+    pub(crate) fn record(&self) -> Record {
         Record {
             phase: self.phase,
             plan: self.plan.clone(),
@@ -106,20 +104,17 @@ impl Machine {
     }
 
     /// What it was to do, of one that is over.
-    #[must_use]
-    pub fn into_plan(self) -> Plan {
+    pub(crate) fn into_plan(self) -> Plan {
         self.plan
     }
 
     /// How far it is.
-    #[must_use]
-    pub fn phase(&self) -> Phase {
+    pub(crate) fn phase(&self) -> Phase {
         self.phase
     }
 
     /// When to send [`Event::Tick`] at the latest; `None` once it is over.
-    #[must_use]
-    pub fn deadline(&self) -> Option<Instant> {
+    pub(crate) fn deadline(&self) -> Option<Instant> {
         let next = self.start_at.into_iter().chain(self.unseen_until);
         let next = next.chain(self.replay_until()).chain(self.seen_from());
         let next = next.chain(self.undo_until()).chain(self.trusted_from());
@@ -128,15 +123,13 @@ impl Machine {
     }
 
     /// Whether exits of what it replaces are held. A replay may have let them go, and wait for a slow init container.
-    #[must_use]
-    pub fn is_holding(&self) -> bool {
+    pub(crate) fn is_holding(&self) -> bool {
         let queued = self.is_queued() && self.held_until().is_none();
         self.phase.is_holding(self.plan.way) && !self.replay.released && !queued
     }
 
     /// Whether the exit of this container belongs to the restart and must stay unseen for now.
-    #[must_use]
-    pub fn holds(&self, id: &ContainerId) -> bool {
+    pub(crate) fn holds(&self, id: &ContainerId) -> bool {
         self.of_old(id).is_some_and(|it| self.hides(it))
     }
 
@@ -148,27 +141,23 @@ impl Machine {
 
     /// Whether the exit of a new attempt of that container must stay unseen for now: under Never the kubelet would see a
     /// pod that has been initialised and whose containers have all exited.
-    #[must_use]
-    pub fn holds_replayed(&self, name: &ContainerName) -> bool {
+    pub(crate) fn holds_replayed(&self, name: &ContainerName) -> bool {
         let init = self.get(name).is_some_and(|it| it.is(ContainerKind::Init));
         init && self.phase == Phase::Replay
     }
 
     /// Whether this is an attempt that the restart replaces: its exit is part of the restart.
-    #[must_use]
-    pub fn replaces(&self, id: &ContainerId) -> bool {
+    pub(crate) fn replaces(&self, id: &ContainerId) -> bool {
         self.of_old(id).is_some()
     }
 
     /// Whether it stops this container.
-    #[must_use]
-    pub fn ends(&self, id: &ContainerId) -> bool {
+    pub(crate) fn ends(&self, id: &ContainerId) -> bool {
         self.phase != Phase::Over && (self.replaces(id) || self.ending.contains(id))
     }
 
     /// Whether what runs is being killed, or is to be as soon as it is shielded.
-    #[must_use]
-    pub fn kills_at_once(&self) -> bool {
+    pub(crate) fn kills_at_once(&self) -> bool {
         self.plan.grace_ms == 0 && (self.killed || self.plan.shields_come_first())
     }
 
@@ -179,8 +168,7 @@ impl Machine {
     }
 
     /// Placeholders that still stand.
-    #[must_use]
-    pub fn leftovers(&self) -> Vec<(ContainerName, ContainerId)> {
+    pub(crate) fn leftovers(&self) -> Vec<(ContainerName, ContainerId)> {
         let waker = self.waker.iter().map(|id| (WAKER.into(), id.clone()));
         let progress = self.progress.iter();
         let placeholders = progress.flat_map(|it| {
@@ -191,15 +179,14 @@ impl Machine {
     }
 
     /// Containers that are neither running again nor completed, for a log line.
-    #[must_use]
-    pub fn waiting_for(&self) -> Vec<&ContainerName> {
+    pub(crate) fn waiting_for(&self) -> Vec<&ContainerName> {
         let progress = self.progress.iter();
         let waiting = progress.filter(|it| !self.settled(it) || self.is_left(it));
         waiting.map(|it| &it.member.name).collect()
     }
 
     /// Takes note of what happened.
-    pub fn handle(&mut self, now: Instant, event: Event) -> Vec<Effect> {
+    pub(crate) fn handle(&mut self, now: Instant, event: Event) -> Vec<Effect> {
         if self.phase == Phase::Over {
             return after_the_end(event);
         }
@@ -245,12 +232,16 @@ impl Machine {
     }
 
     /// Takes note of what is in the runtime, some of which may have come while nobody was there to tell.
-    pub fn relisted(&mut self, found: &Instances) {
+    pub(crate) fn relisted(&mut self, found: &Instances) {
         self.begun |= self.kubelet_has_begun(found);
     }
 
     /// Whether the kubelet may create a container of that name now.
-    pub fn admit_create(&mut self, now: Instant, name: &ContainerName) -> (Verdict, Vec<Effect>) {
+    pub(crate) fn admit_create(
+        &mut self,
+        now: Instant,
+        name: &ContainerName,
+    ) -> (Verdict, Vec<Effect>) {
         let verdict = self.admit(now, name);
         (verdict, self.take_effects())
     }

@@ -191,8 +191,7 @@ impl Machine {
     }
 
     /// Whether this attempt waits to be started.
-    #[must_use]
-    pub fn is_to_start(&self, id: &ContainerId) -> bool {
+    pub(crate) fn is_to_start(&self, id: &ContainerId) -> bool {
         let mut progress = self.progress.iter();
         self.phase == Phase::Replay && progress.any(|it| it.made.as_ref() == Some(id))
     }

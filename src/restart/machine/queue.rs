@@ -33,14 +33,12 @@ enum Place {
 
 impl Machine {
     /// Whether nothing has been killed yet because other pods come first.
-    #[must_use]
-    pub fn is_queued(&self) -> bool {
+    pub(crate) fn is_queued(&self) -> bool {
         self.phase == Phase::Down && self.queue.is_some()
     }
 
     /// Whether others had better wait until what has ended of this pod is shielded: its hold ends first.
-    #[must_use]
-    pub fn is_exposed(&self) -> bool {
+    pub(crate) fn is_exposed(&self) -> bool {
         let held = self.progress.iter().any(|it| it.held_since.is_some());
         let mut progress = self.progress.iter();
         let lacks = progress.any(|it| self.lacks_in_queue(it) > 0);
@@ -48,8 +46,7 @@ impl Machine {
     }
 
     /// Whether it has, or still wants, a turn among the pods of this node.
-    #[must_use]
-    pub fn wants_turn(&self) -> bool {
+    pub(crate) fn wants_turn(&self) -> bool {
         let lacks = |it: &Progress| !it.old_is_gone() && it.lacks_placeholders() > 0;
         let done = self.killed && self.all_down() && !self.progress.iter().any(lacks);
         match self.phase {

@@ -56,8 +56,7 @@ impl Machine {
     }
 
     /// Whether it is replayed, or still can be.
-    #[must_use]
-    pub fn may_replay(&self) -> bool {
+    pub(crate) fn may_replay(&self) -> bool {
         let waits = self.plan.back_off_ms > 0 && matches!(self.phase, Phase::Clear | Phase::Up);
         self.replays() && (waits || matches!(self.phase, Phase::Down | Phase::Replay))
     }
@@ -340,8 +339,7 @@ impl Machine {
     }
 
     /// The new attempts of init containers that others wait for.
-    #[must_use]
-    pub fn running_inits(&self) -> Vec<ContainerId> {
+    pub(crate) fn running_inits(&self) -> Vec<ContainerId> {
         self.inits()
             .filter_map(Progress::running)
             .cloned()

@@ -13,7 +13,7 @@ pub(super) const MOST_AGAIN: u8 = 3;
 
 /// The name of the placeholder that is no container's: the kubelet ignores it, but when it vanishes it
 /// syncs the pod (`pkg/kubelet/pleg/generic.go`, `generateEvents`).
-pub const WAKER: &str = "reprise-waker";
+pub(crate) const WAKER: &str = "reprise-waker";
 
 /// How far the restart is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,8 +35,7 @@ pub enum Phase {
 
 impl Phase {
     /// Whether exits are held in this phase.
-    #[must_use]
-    pub fn is_holding(self, way: Way) -> bool {
+    pub(crate) fn is_holding(self, way: Way) -> bool {
         match self {
             Self::Down | Self::Replay => true,
             Self::Clear => way == Way::Kept,
@@ -56,7 +55,7 @@ pub struct Record {
 
 /// What the machine is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
+pub(crate) enum Event {
     /// The pod's condition is set, and the kubelet is not ending the pod, as far as can be told in time.
     Announced,
     /// It is the pod's turn to restart.
@@ -94,7 +93,7 @@ pub enum Event {
 
 /// What the machine wants done, in this order.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Effect {
+pub(crate) enum Effect {
     /// Write the plan and the phase to disk before anything that follows.
     Save,
     /// Ask for a turn among the pods of this node that restart, and say with [`Event::Called`] when it has come, and before
@@ -128,7 +127,7 @@ pub enum Effect {
 
 /// How a restart ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// All containers have been started again.
     Completed,
     /// An init container failed under `restartPolicy: Never`: the pod fails (KEP-5532, "API").
@@ -146,7 +145,7 @@ pub enum Outcome {
 
 /// What the gate says of a container that the kubelet wants to create.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub(crate) enum Verdict {
     /// It may be created.
     Admit,
     /// Not yet: the old containers are not out of the way.

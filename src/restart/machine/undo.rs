@@ -41,8 +41,7 @@ enum Stage {
 
 impl Machine {
     /// Whether it, or one that it replaces, has run init containers again of which the kubelet does not know.
-    #[must_use]
-    pub fn has_replayed_inits(&self) -> bool {
+    pub(crate) fn has_replayed_inits(&self) -> bool {
         let mut inits = self.inits();
         let begun = inits.any(|it| {
             self.replay.asked.contains(&it.member.name) && (it.is_new() || it.made.is_some())
