@@ -244,8 +244,7 @@ impl Driver {
     }
 
     /// Whether exits of this pod are held, or will be as soon as their hooks ask again.
-    #[must_use]
-    pub fn holds(&self) -> bool {
+    pub(crate) fn holds(&self) -> bool {
         let state = self.lock();
         // A hook gives up by itself.
         let mut waiting = state.waiting.values();
@@ -253,52 +252,48 @@ impl Driver {
     }
 
     /// Whose restarts these are.
-    #[must_use]
-    pub fn pod(&self) -> &PodIdentity {
+    pub(crate) fn pod(&self) -> &PodIdentity {
         &self.pod
     }
 
     /// Whether a container that is about to be made is to have our hook: there is something to do for the pod, or may
     /// be, the host runs hooks, and the runtime does not refuse them.
-    #[must_use]
-    pub fn is_to_have_hook(self: &Arc<Self>, name: &ContainerName) -> bool {
+    pub(crate) fn is_to_have_hook(self: &Arc<Self>, name: &ContainerName) -> bool {
         self.tell(|pod, now| pod.is_to_have_hook(name, now))
     }
 
     /// A container of that name was made, with our hook or without.
-    pub fn was_made(self: &Arc<Self>, name: &ContainerName, hooked: bool) {
+    pub(crate) fn was_made(self: &Arc<Self>, name: &ContainerName, hooked: bool) {
         self.tell(|pod, now| pod.was_made(name, hooked, now));
     }
 
     /// This may be another runtime, or the same with another configuration.
-    pub fn reconnected(self: &Arc<Self>) {
+    pub(crate) fn reconnected(self: &Arc<Self>) {
         self.tell(|pod, _| pod.reconnected());
     }
 
     /// What is known of that container.
-    #[must_use]
-    pub fn instance(&self, id: &ContainerId) -> Option<Instance> {
+    pub(crate) fn instance(&self, id: &ContainerId) -> Option<Instance> {
         self.lock().pod.instance(id).cloned()
     }
 
     /// Whether a restart is under way.
-    #[must_use]
-    pub fn is_busy(&self) -> bool {
+    pub(crate) fn is_busy(&self) -> bool {
         self.lock().pod.machine().is_some()
     }
 
     /// The pod's spec is known, or has changed.
-    pub fn spec_changed(self: &Arc<Self>, spec: Arc<PodSpec>) {
+    pub(crate) fn spec_changed(self: &Arc<Self>, spec: Arc<PodSpec>) {
         self.tell(|pod, now| pod.spec_changed(spec, now));
     }
 
     /// What the kubelet does by itself is known, or has changed.
-    pub fn features_changed(self: &Arc<Self>, native: KubeletFeatures) {
+    pub(crate) fn features_changed(self: &Arc<Self>, native: KubeletFeatures) {
         self.tell(|pod, _| pod.features_changed(native));
     }
 
     /// The pod is being deleted or its sandbox is gone: nothing is held any more.
-    pub fn deleted(self: &Arc<Self>) {
+    pub(crate) fn deleted(self: &Arc<Self>) {
         self.tell(Pod::deleted);
     }
 
@@ -310,27 +305,27 @@ impl Driver {
     }
 
     /// The kubelet, or we, made a container.
-    pub fn created(self: &Arc<Self>, id: ContainerId, instance: Instance) {
+    pub(crate) fn created(self: &Arc<Self>, id: ContainerId, instance: Instance) {
         self.tell(|pod, now| pod.created(id, instance, now));
     }
 
     /// A container's process runs.
-    pub fn started(self: &Arc<Self>, id: &ContainerId) {
+    pub(crate) fn started(self: &Arc<Self>, id: &ContainerId) {
         self.tell(|pod, now| pod.started(id, now));
     }
 
     /// A container's process has ended. The exit may not be visible yet.
-    pub fn ended(self: &Arc<Self>, id: &ContainerId, code: Option<ExitCode>) {
+    pub(crate) fn ended(self: &Arc<Self>, id: &ContainerId, code: Option<ExitCode>) {
         self.tell(|pod, now| pod.ended(id, code, now));
     }
 
     /// A container is no longer in the runtime.
-    pub fn removed(self: &Arc<Self>, id: &ContainerId) {
+    pub(crate) fn removed(self: &Arc<Self>, id: &ContainerId) {
         self.tell(|pod, now| pod.removed(id, now));
     }
 
     /// A hook asks whether the exit of this container may be seen.
-    pub fn decide_hold(self: &Arc<Self>, request: &HoldRequest) -> HoldDecision {
+    pub(crate) fn decide_hold(self: &Arc<Self>, request: &HoldRequest) -> HoldDecision {
         let id = &request.container;
         self.with(|state, now| {
             if !state.pod.decide_hold(id, request.waited, now) {
@@ -343,7 +338,7 @@ impl Driver {
     }
 
     /// Whether the kubelet may create a container of that name now; the refusal is written for people.
-    pub fn admit_create(self: &Arc<Self>, name: &ContainerName) -> Result<(), String> {
+    pub(crate) fn admit_create(self: &Arc<Self>, name: &ContainerName) -> Result<(), String> {
         self.hosts.is_written();
         self.tell(|pod, now| pod.admit_create(name, now))
     }
