@@ -28,7 +28,7 @@ use tokio::task::{AbortHandle, spawn_blocking};
 use super::back_off::Past;
 use super::machine::{Event, Record};
 use super::placeholder::Placeholders;
-use super::pod::{Order, Pod, Shared};
+use super::pod::{Order, Pod, Shared, Task};
 use super::record::Records;
 use super::turns::{Exposed, Turn, Turns};
 use crate::clock::{Clock, Moment};
@@ -248,7 +248,7 @@ impl Driver {
         let state = self.lock();
         // A hook gives up by itself.
         let mut waiting = state.waiting.values();
-        state.pod.is_holding() || waiting.any(|hook| !hook.is_closed())
+        state.pod.wants(Task::Holds) || waiting.any(|hook| !hook.is_closed())
     }
 
     /// Whose restarts these are.
@@ -279,7 +279,7 @@ impl Driver {
 
     /// Whether a restart is under way.
     pub(crate) fn is_busy(&self) -> bool {
-        self.lock().pod.machine().is_some()
+        self.wants(Task::Restart)
     }
 
     /// The pod's spec is known, or has changed.

@@ -14,7 +14,8 @@ use crate::restart::plan::{Generation, Member, Old, Plan, Trigger};
 use crate::restart::times::RELIST_INTERVAL;
 
 impl Pod {
-    /// Its restart, if one is under way, or is over and wants things done.
+    /// Its restart, if there is one.
+    #[cfg(test)]
     pub(in crate::restart) fn machine(&self) -> Option<&Machine> {
         self.machine.as_ref()
     }
@@ -36,13 +37,6 @@ impl Pod {
     /// Whether the hook of this container is to wait.
     pub(in crate::restart) fn is_held(&self, id: &ContainerId) -> bool {
         self.holds.contains_key(id)
-    }
-
-    /// Whether exits of its restart are held. A generation that begins anew is about containers that were started without a
-    /// hook, and needs the gate.
-    pub(in crate::restart) fn is_holding(&self) -> bool {
-        let machine = self.machine.as_ref();
-        machine.is_some_and(|it| it.is_holding() && it.plan().again == 0)
     }
 
     /// See [`super::Order`].

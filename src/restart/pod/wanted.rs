@@ -9,6 +9,11 @@ use crate::restart::plan::{Generation, RestartId};
 /// What is done for a pod.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::restart) enum Task<'t> {
+    /// A restart is under way, or is over and wants things done.
+    Restart,
+    /// Exits of that restart are held. A generation that begins anew is about containers that were started without a hook,
+    /// and needs the gate.
+    Holds,
     /// It waits for its turn among the pods of this node.
     Queue,
     /// It has that turn.
@@ -65,6 +70,8 @@ impl Pod {
         let is_of = |it: &Machine, id: &RestartId| it.plan().id == *id;
         let stands = |id| move |it: &Machine| it.leftovers().iter().any(|(_, it)| it == id);
         match task {
+            Task::Restart => restart(&|_| true),
+            Task::Holds => restart(&|it| it.is_holding() && it.plan().again == 0),
             Task::Queue => restart(&Machine::is_queued),
             Task::Turn => restart(&Machine::wants_turn),
             Task::GoFirst => restart(&Machine::is_exposed),

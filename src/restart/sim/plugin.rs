@@ -200,7 +200,7 @@ impl World {
         let mut hooks = self.runtime.hooks.iter();
         let waiting = hooks.any(|id| self.is_held(id));
         let plugin = self.plugin.as_mut().unwrap();
-        if waiting || plugin.pod.is_holding() {
+        if waiting || plugin.pod.wants(Task::Holds) {
             return self.after(10, Job::Connect(self.epoch));
         }
         plugin.connect();
