@@ -46,8 +46,7 @@ impl Pod {
 
     /// Settles what the exit of this container means: it is part of a restart, begins one, or is released.
     pub(super) fn decide(&mut self, id: &ContainerId, now: &Moment) {
-        let replaced = self.machine.as_ref().is_some_and(|it| it.replaces(id));
-        if replaced {
+        if self.is_replaced(id) {
             self.commands.push(Command::EndKill(id.clone()));
             let event = match self.holds.get(id) {
                 Some(since) => Event::Held(id.clone(), *since),

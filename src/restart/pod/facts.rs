@@ -150,16 +150,10 @@ impl Pod {
         (plan.is_whole_pod() && plan.ordered).then(|| (plan.restart_policy, members.collect()))
     }
 
-    pub(super) fn trigger(&self, id: &ContainerId) -> Option<Trigger> {
-        let instance = self.instances.get(id)?;
-        let InstanceState::Ended(Some(code)) = instance.state else {
-            return None;
-        };
-        (!instance.is_placeholder() && self.is_member(&instance.name)).then(|| Trigger {
-            name: instance.name.clone(),
-            container: id.clone(),
-            code,
-        })
+    /// Whether it is an attempt that the restart under way replaces.
+    pub(super) fn is_replaced(&self, id: &ContainerId) -> bool {
+        let machine = self.machine.as_ref();
+        machine.is_some_and(|machine| machine.replaces(id))
     }
 
     /// Whether it is an init container whose exit the replay under way keeps unseen.
@@ -177,18 +171,27 @@ impl Pod {
 
     /// What the exit of this container asks for.
     pub(super) fn asked(&self, id: &ContainerId) -> Option<(Trigger, Action)> {
-        let trigger = self.trigger(id)?;
+        let instance = self.instances.get(id)?;
+        let InstanceState::Ended(Some(code)) = instance.state else {
+            return None;
+        };
+        if instance.is_placeholder() || !self.is_member(&instance.name) {
+            return None;
+        }
         let policy = self.policy.as_ref()?;
-        let action = policy.action(trigger.name.as_str(), trigger.code.0)?;
+        let action = policy.action(instance.name.as_str(), code.0)?;
+        let trigger = Trigger {
+            name: instance.name.clone(),
+            container: id.clone(),
+            code,
+        };
         Some((trigger, action))
     }
 
     /// Whether its failure is about to begin a restart.
     pub(super) fn will_ask(&self, id: &ContainerId) -> bool {
-        let machine = self.machine.as_ref();
-        let belongs = machine.is_some_and(|machine| machine.replaces(id));
         let failure = |(trigger, _): (Trigger, Action)| trigger.code != ExitCode::SUCCESS;
-        !belongs && !self.deleting && self.asked(id).is_some_and(failure)
+        !self.is_replaced(id) && !self.deleting && self.asked(id).is_some_and(failure)
     }
 
     /// Rules for the whole pod are not for ephemeral containers, which are none of its spec's.

@@ -229,9 +229,7 @@ impl Pod {
 
     /// Nobody can tell what this container exited with. Returns whether it was held for that.
     pub(super) fn code_is_unknown(&mut self, id: &ContainerId) -> bool {
-        let machine = self.machine.as_ref();
-        let replaced = machine.is_some_and(|machine| machine.replaces(id));
-        !replaced && self.holds.remove(id).is_some()
+        !self.is_replaced(id) && self.holds.remove(id).is_some()
     }
 
     /// A container is no longer in the runtime.
@@ -247,8 +245,8 @@ impl Pod {
             return false;
         };
         let (name, ended) = (instance.name.clone(), instance.state);
+        let replaced = self.is_replaced(id);
         let machine = self.machine.as_ref();
-        let replaced = machine.is_some_and(|machine| machine.replaces(id));
         let held = machine.is_some_and(|machine| machine.holds(id));
         let hidden = !replaced && self.is_replayed(id);
         let policy = self.policy.as_ref();
