@@ -19,7 +19,7 @@ pub use member::{Member, Old};
 pub struct RestartId(pub String);
 
 /// Which restart, and how often it has begun anew.
-pub(super) type Generation = (RestartId, u8);
+pub(crate) type Generation = (RestartId, u8);
 
 impl fmt::Display for RestartId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -186,12 +186,12 @@ impl Plan {
             && !self.members.iter().any(never)
     }
 
-    pub(super) fn generation(&self) -> Generation {
+    pub(crate) fn generation(&self) -> Generation {
         (self.id.clone(), self.again)
     }
 
     /// How long its containers have to stop.
-    pub(super) fn grace(&self) -> Duration {
+    pub(crate) fn grace(&self) -> Duration {
         Duration::from_millis(self.grace_ms)
     }
 

@@ -10,6 +10,7 @@ use tokio::time::{sleep, timeout};
 use super::stops::{Patience, Stop};
 use crate::clock;
 use crate::cri::{self, ContainerSummary, SandboxSummary};
+use crate::driver::{Charge, Driver, Tools};
 use crate::exit_hold::hook::HookArgs;
 use crate::exit_hold::{HoldDecision, HoldRequest};
 use crate::ids::{ContainerId, ExitCode, PodIdentity, PodKey, PodUid, SandboxId};
@@ -17,7 +18,6 @@ use crate::kube::{KubeletFeatures, PodChange, PodSpec, Pods};
 use crate::node::{self, Instance, InstanceState, Maker};
 use crate::policy::{self, Unread};
 use crate::restart::back_off::Past;
-use crate::restart::driver::{Charge, Driver, Tools};
 use crate::restart::machine::Record;
 use crate::text;
 

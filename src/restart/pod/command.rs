@@ -14,7 +14,7 @@ use crate::restart::plan::{Plan, RestartId, Trigger};
 
 /// What is to be done about a pod.
 #[derive(Debug)]
-pub(in crate::restart) enum Command {
+pub(crate) enum Command {
     /// What the restart under way wants, one after another.
     Do(Order),
     /// Stop this container at once.
@@ -40,31 +40,31 @@ pub(in crate::restart) enum Command {
 
 /// What a restart wants, and how it was by then.
 #[derive(Debug)]
-pub(in crate::restart) struct Order {
-    pub(in crate::restart) effect: Effect,
+pub(crate) struct Order {
+    pub(crate) effect: Effect,
     /// What must outlive the plugin.
-    pub(in crate::restart) record: Arc<Record>,
+    pub(crate) record: Arc<Record>,
     /// The UID that the API server knows the pod by: only a static pod has another one there.
-    pub(in crate::restart) api_uid: PodUid,
+    pub(crate) api_uid: PodUid,
     /// When the container was made whose exit is the trigger: nanoseconds since the Unix epoch.
-    pub(in crate::restart) trigger_made_at: i64,
+    pub(crate) trigger_made_at: i64,
     /// What the pod's containers are to be, if the API server has told.
-    pub(in crate::restart) spec: Option<Arc<PodSpec>>,
+    pub(crate) spec: Option<Arc<PodSpec>>,
 }
 
 /// A restart that is over.
 #[derive(Debug)]
-pub(in crate::restart) struct Finished {
-    pub(in crate::restart) plan: Plan,
+pub(crate) struct Finished {
+    pub(crate) plan: Plan,
     /// The pod's restarts so far, with this one.
-    pub(in crate::restart) past: Past,
+    pub(crate) past: Past,
     /// Containers that are neither running again nor completed, for a log line.
-    pub(in crate::restart) waiting_for: Vec<ContainerName>,
+    pub(crate) waiting_for: Vec<ContainerName>,
 }
 
 /// What people should know.
 #[derive(Debug)]
-pub(in crate::restart) enum Saying {
+pub(crate) enum Saying {
     Restarting(Box<Plan>),
     FellBack(RestartId, String),
     BegunAnew(RestartId, u8),

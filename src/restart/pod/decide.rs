@@ -77,7 +77,7 @@ impl Pod {
 
     /// A static pod is deleted by taking its manifest away, of which no API tells in time. That may be taken back before
     /// the kubelet has noticed, so that it is asked at each exit.
-    pub(in crate::restart) fn manifest_asked(
+    pub(crate) fn manifest_asked(
         &mut self,
         trigger: &Trigger,
         action: Action,
@@ -136,7 +136,7 @@ impl Pod {
     }
 
     /// A replay has failed: the kubelet starts the containers, from what there is now.
-    pub(in crate::restart) fn fall_back(&mut self, why: String, now: &Moment) {
+    pub(crate) fn fall_back(&mut self, why: String, now: &Moment) {
         let Some(plan) = self.plan() else { return };
         let (id, again) = (plan.id.clone(), plan.again);
         self.say(Saying::FellBack(id, why.clone()));

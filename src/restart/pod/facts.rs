@@ -16,12 +16,12 @@ use crate::restart::times::RELIST_INTERVAL;
 impl Pod {
     /// Its restart, if there is one.
     #[cfg(test)]
-    pub(in crate::restart) fn machine(&self) -> Option<&Machine> {
+    pub(crate) fn machine(&self) -> Option<&Machine> {
         self.machine.as_ref()
     }
 
     /// What its restart is to do.
-    pub(in crate::restart) fn plan(&self) -> Option<&Plan> {
+    pub(crate) fn plan(&self) -> Option<&Plan> {
         self.machine.as_ref().map(Machine::plan)
     }
 
@@ -30,12 +30,12 @@ impl Pod {
     }
 
     /// When it is to be told that time has passed.
-    pub(in crate::restart) fn deadline(&self) -> Option<Instant> {
+    pub(crate) fn deadline(&self) -> Option<Instant> {
         self.machine.as_ref().and_then(Machine::deadline)
     }
 
     /// Whether the hook of this container is to wait.
-    pub(in crate::restart) fn is_held(&self, id: &ContainerId) -> bool {
+    pub(crate) fn is_held(&self, id: &ContainerId) -> bool {
         self.holds.contains_key(id)
     }
 
@@ -45,7 +45,7 @@ impl Pod {
         spec.map_or(&self.identity.uid, |spec| &spec.api_uid)
     }
 
-    pub(in crate::restart) fn instance(&self, id: &ContainerId) -> Option<&Instance> {
+    pub(crate) fn instance(&self, id: &ContainerId) -> Option<&Instance> {
         self.instances.get(id)
     }
 

@@ -13,7 +13,7 @@ use crate::restart::times::LIST_SLACK;
 impl Pod {
     /// What was in the runtime at `asked`, no longer than [`OLDEST_LIST`](crate::restart::times::OLDEST_LIST) ago, whatever was heard before.
     /// `begun`: a restart that a predecessor left; `sweep`: what belongs to no restart is a leftover.
-    pub(in crate::restart) fn relisted(
+    pub(crate) fn relisted(
         &mut self,
         mut found: Vec<(ContainerId, Instance)>,
         asked: Instant,
@@ -92,7 +92,7 @@ impl Pod {
 
     /// What it wanted done when its restart was over has been done. Returns that restart, unless another has taken its
     /// place meanwhile.
-    pub(in crate::restart) fn finish(&mut self, now: &Moment) -> Option<Finished> {
+    pub(crate) fn finish(&mut self, now: &Moment) -> Option<Finished> {
         let machine = self.machine.take_if(|it| it.phase() == Phase::Over)?;
         // One before may have ended with a plugin that died before all were removed.
         self.sweep_leftovers();

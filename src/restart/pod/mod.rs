@@ -29,10 +29,10 @@ use crate::kube::{KubeletFeatures, PodSpec};
 use crate::node::{Instance, InstanceState, Instances};
 use crate::policy::{Policy, Written};
 use crate::report::Unprotected;
-pub(super) use command::{Command, Finished, Order, Saying};
+pub(crate) use command::{Command, Finished, Order, Saying};
 use hooks::Hooks;
 pub use shared::{Gate, Shared};
-pub(super) use wanted::{Task, Wanted};
+pub(crate) use wanted::{Task, Wanted};
 
 /// Since when a container is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,7 +45,7 @@ enum Gone {
 
 /// What is known of one pod, and its restart if one is under way.
 #[derive(Debug)]
-pub(super) struct Pod {
+pub(crate) struct Pod {
     shared: Arc<Shared>,
     identity: PodIdentity,
     runs_hooks: bool,
@@ -81,7 +81,7 @@ pub(super) struct Pod {
 impl Pod {
     /// One whose annotations are being read. `runs_hooks`: its runtime handler does so on the host; `native`: what the kubelet
     /// does by itself, if the API server has told; `past`: its restarts under another plugin.
-    pub(super) fn new(
+    pub(crate) fn new(
         identity: PodIdentity,
         shared: Arc<Shared>,
         runs_hooks: bool,
@@ -114,12 +114,12 @@ impl Pod {
     }
 
     /// What is to be done since it was last asked, in this order. To be asked whenever it was told something.
-    pub(super) fn commands(&mut self) -> Vec<Command> {
+    pub(crate) fn commands(&mut self) -> Vec<Command> {
         std::mem::take(&mut self.commands)
     }
 
     /// What the pod's author wrote has been read.
-    pub(super) fn written(&mut self, written: Written, now: &Moment) {
+    pub(crate) fn written(&mut self, written: Written, now: &Moment) {
         self.written = Some(Arc::new(written));
         self.judge();
         self.say_what_is_unhooked(now);
@@ -129,7 +129,7 @@ impl Pod {
     }
 
     /// The pod's spec is known, or has changed.
-    pub(super) fn spec_changed(&mut self, spec: Arc<PodSpec>, now: &Moment) {
+    pub(crate) fn spec_changed(&mut self, spec: Arc<PodSpec>, now: &Moment) {
         let ends = spec.ending && !self.deleting;
         let first = self.spec.is_none();
         let recorded = spec.recorded.clone();
@@ -144,7 +144,7 @@ impl Pod {
     }
 
     /// The manifest of a static pod was found. Without an API server it says what the pod is made of as well.
-    pub(super) fn manifest_found(&mut self, path: PathBuf, spec: PodSpec, now: &Moment) {
+    pub(crate) fn manifest_found(&mut self, path: PathBuf, spec: PodSpec, now: &Moment) {
         self.manifest = Some(path);
         // The API server may have been faster.
         if self.spec.is_none() {
@@ -153,19 +153,19 @@ impl Pod {
     }
 
     /// What the kubelet does by itself is known, or has changed.
-    pub(super) fn features_changed(&mut self, native: KubeletFeatures) {
+    pub(crate) fn features_changed(&mut self, native: KubeletFeatures) {
         self.native = Some(native);
         self.judge();
     }
 
     /// The pod is being deleted or its sandbox is gone: nothing is held any more.
-    pub(super) fn deleted(&mut self, now: &Moment) {
+    pub(crate) fn deleted(&mut self, now: &Moment) {
         self.deleting = true;
         self.release_all(now);
     }
 
     /// The kubelet is ending the pod by itself, which its status does not tell yet.
-    pub(super) fn is_ending(&mut self, now: &Moment) {
+    pub(crate) fn is_ending(&mut self, now: &Moment) {
         if !self.deleting {
             self.say(Saying::Ending);
             self.deleted(now);
@@ -174,23 +174,23 @@ impl Pod {
 
     /// Whether a container that is about to be made is to have our hook: there is something to do for the pod, or may
     /// be, the host runs hooks, and the runtime does not refuse them.
-    pub(super) fn is_to_have_hook(&mut self, name: &ContainerName, now: &Moment) -> bool {
+    pub(crate) fn is_to_have_hook(&mut self, name: &ContainerName, now: &Moment) -> bool {
         let wanted = self.runs_hooks && self.may_act();
         self.hooks.ask(name, wanted, now.at)
     }
 
     /// A container of that name was made, with our hook or without.
-    pub(super) fn was_made(&mut self, name: &ContainerName, hooked: bool, now: &Moment) {
+    pub(crate) fn was_made(&mut self, name: &ContainerName, hooked: bool, now: &Moment) {
         self.hooks.made(name, hooked, now.at);
     }
 
     /// This may be another runtime, or the same with another configuration.
-    pub(super) fn reconnected(&mut self) {
+    pub(crate) fn reconnected(&mut self) {
         self.hooks = Hooks::default();
     }
 
     /// The kubelet, or we, made a container.
-    pub(super) fn created(&mut self, id: ContainerId, instance: Instance, now: &Moment) {
+    pub(crate) fn created(&mut self, id: ContainerId, instance: Instance, now: &Moment) {
         if self.removed.contains_key(&id) {
             return;
         }
@@ -199,7 +199,7 @@ impl Pod {
     }
 
     /// A container's process runs.
-    pub(super) fn started(&mut self, id: &ContainerId, now: &Moment) {
+    pub(crate) fn started(&mut self, id: &ContainerId, now: &Moment) {
         if let Some(name) = self.instances.started(id, now.at) {
             self.feed(Event::Started(name, id.clone()), now);
             self.end_twins();
@@ -207,7 +207,7 @@ impl Pod {
     }
 
     /// A container's process has ended. The exit may not be visible yet.
-    pub(super) fn ended(&mut self, id: &ContainerId, code: Option<ExitCode>, now: &Moment) {
+    pub(crate) fn ended(&mut self, id: &ContainerId, code: Option<ExitCode>, now: &Moment) {
         if !self.note_end(id, code, now) {
             return;
         }
@@ -221,26 +221,26 @@ impl Pod {
     }
 
     /// The exit of this container cannot be held: no hook has come, and it may be seen by now.
-    pub(super) fn hook_is_missing(&mut self, id: &ContainerId, now: &Moment) {
+    pub(crate) fn hook_is_missing(&mut self, id: &ContainerId, now: &Moment) {
         if !self.is_held(id) {
             self.decide(id, now);
         }
     }
 
     /// Nobody can tell what this container exited with. Returns whether it was held for that.
-    pub(super) fn code_is_unknown(&mut self, id: &ContainerId) -> bool {
+    pub(crate) fn code_is_unknown(&mut self, id: &ContainerId) -> bool {
         !self.is_replaced(id) && self.holds.remove(id).is_some()
     }
 
     /// A container is no longer in the runtime.
-    pub(super) fn removed(&mut self, id: &ContainerId, now: &Moment) {
+    pub(crate) fn removed(&mut self, id: &ContainerId, now: &Moment) {
         self.gone(id, now);
         self.feed(Event::Gone(id.clone()), now);
     }
 
     /// A hook, which has waited for so long, asks whether the exit of this container may be seen. Returns whether it is to
     /// wait, until [`Self::is_held`] is no longer true of it.
-    pub(super) fn decide_hold(&mut self, id: &ContainerId, waited: Duration, now: &Moment) -> bool {
+    pub(crate) fn decide_hold(&mut self, id: &ContainerId, waited: Duration, now: &Moment) -> bool {
         let Some(instance) = self.instances.get(id) else {
             return false;
         };
@@ -277,7 +277,7 @@ impl Pod {
     }
 
     /// Whether the kubelet may create a container of that name now; the refusal is written for people.
-    pub(super) fn admit_create(
+    pub(crate) fn admit_create(
         &mut self,
         name: &ContainerName,
         now: &Moment,
@@ -323,7 +323,7 @@ impl Pod {
     }
 
     /// What came of an effect, or time has passed: see [`Self::deadline`].
-    pub(super) fn feed(&mut self, event: Event, now: &Moment) {
+    pub(crate) fn feed(&mut self, event: Event, now: &Moment) {
         if let Some(machine) = &mut self.machine {
             tracing::debug!(pod = %self.identity.key, phase = ?machine.phase(), ?event);
             let effects = machine.handle(now.at, event);
@@ -333,7 +333,7 @@ impl Pod {
 
     /// A placeholder for that container, which this generation wanted, was made, which took so long. Returns whether it
     /// stands, or is not needed.
-    pub(super) fn placeholder_made(
+    pub(crate) fn placeholder_made(
         &mut self,
         name: ContainerName,
         id: ContainerId,
@@ -354,7 +354,7 @@ impl Pod {
     }
 
     /// One was not made, and nobody goes on trying.
-    pub(super) fn placeholder_not_made(
+    pub(crate) fn placeholder_not_made(
         &mut self,
         name: ContainerName,
         generation: &Generation,
@@ -367,7 +367,7 @@ impl Pod {
 
     /// The next attempt of that container was made by a replay, which took so long. If it is wanted no longer, nobody else
     /// knows of it.
-    pub(super) fn attempt_made(
+    pub(crate) fn attempt_made(
         &mut self,
         restart: &RestartId,
         name: &ContainerName,

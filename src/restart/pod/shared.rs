@@ -27,7 +27,7 @@ impl Gate {
         self.0.store(there, Ordering::Relaxed);
     }
 
-    pub(in crate::restart) fn is_there(&self) -> bool {
+    pub(crate) fn is_there(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }

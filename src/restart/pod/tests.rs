@@ -9,12 +9,12 @@ use crate::restart::back_off::BackOff;
 
 impl Pod {
     /// Whether its manifest has been found.
-    pub(in crate::restart) fn has_manifest(&self) -> bool {
+    pub(crate) fn has_manifest(&self) -> bool {
         self.manifest.is_some()
     }
 
     /// Whether nothing is kept of any container.
-    pub(in crate::restart) fn keeps_nothing(&self) -> bool {
+    pub(crate) fn keeps_nothing(&self) -> bool {
         self.instances.iter().next().is_none() && self.holds.is_empty() && self.decided.is_empty()
     }
 }

@@ -8,7 +8,7 @@ use crate::restart::plan::{Generation, RestartId};
 
 /// What is done for a pod.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::restart) enum Task<'t> {
+pub(crate) enum Task<'t> {
     /// A restart is under way, or is over and wants things done.
     Restart,
     /// Exits of that restart are held. A generation that begins anew is about containers that were started without a hook,
@@ -45,7 +45,7 @@ pub(in crate::restart) enum Task<'t> {
 
 /// Whether it is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::restart) enum Wanted {
+pub(crate) enum Wanted {
     Now,
     /// It may soon be.
     Later,
@@ -60,12 +60,12 @@ impl From<bool> for Wanted {
 
 impl Pod {
     /// Whether that is wanted now.
-    pub(in crate::restart) fn wants(&self, task: Task<'_>) -> bool {
+    pub(crate) fn wants(&self, task: Task<'_>) -> bool {
         self.wanted(task) == Wanted::Now
     }
 
     /// Whether that is wanted, or soon may be.
-    pub(in crate::restart) fn wanted(&self, task: Task<'_>) -> Wanted {
+    pub(crate) fn wanted(&self, task: Task<'_>) -> Wanted {
         let restart = |so_far: &dyn Fn(&Machine) -> bool| self.machine.as_ref().is_some_and(so_far);
         let is_of = |it: &Machine, id: &RestartId| it.plan().id == *id;
         let stands = |id| move |it: &Machine| it.leftovers().iter().any(|(_, it)| it == id);

@@ -4,7 +4,7 @@ use tonic::Status;
 
 use super::*;
 use crate::cri::fake::{Fake, api};
-use crate::restart::driver::testing::tools;
+use crate::driver::testing::tools;
 
 const RULES: &str =
     r#"[{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]"#;

@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use tokio::sync::OnceCell;
 
-use super::plan::RestartId;
 use crate::cri::{
     self, ContainerConfig, ContainerMetadata, CriError, ImageSpec, LinuxContainerConfig,
     LinuxContainerSecurityContext, PodSandboxConfig,
 };
 use crate::ids::{ContainerId, ContainerName, SandboxId};
 use crate::node::PLACEHOLDER_ANNOTATION;
+use crate::restart::plan::RestartId;
 
 /// Makes the placeholders of one pod.
 #[derive(Debug)]

@@ -1,5 +1,7 @@
 //! Restarts under way, on disk: what a plugin that dies leaves to the next one, and to the hooks that wait.
 
+mod disk;
+
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
@@ -9,11 +11,11 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::back_off::Past;
-use super::disk::{Disk, Kind};
-use super::machine::Record;
 use crate::dirs::{self, DirError};
 use crate::ids::SandboxId;
+use crate::restart::back_off::Past;
+use crate::restart::machine::Record;
+use disk::{Disk, Kind};
 
 /// The records. They are written by a thread of their own, and whoever writes waits a second for it at the most. One
 /// line says that it does not work, and one when it works again: restarts go on without.
@@ -278,10 +280,10 @@ mod tests {
     use std::process::Command;
     use std::time::Duration;
 
-    use super::super::back_off::BackOff;
-    use super::super::machine::Phase;
-    use super::super::plan::tests::plan;
     use super::*;
+    use crate::restart::back_off::BackOff;
+    use crate::restart::machine::Phase;
+    use crate::restart::plan::tests::plan;
 
     struct Place {
         dir: tempfile::TempDir,

@@ -14,6 +14,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::{Driver, Job, State};
 use crate::cri::CriError;
+use crate::driver::turns::Turn;
 use crate::ids::{ContainerId, ContainerName};
 use crate::policy::Action;
 use crate::report::Story;
@@ -23,7 +24,6 @@ use crate::restart::pod::{Command, Order, Pod, Saying, Task, Wanted};
 use crate::restart::times::{
     ANNOUNCE_LIMIT, ENDING_LIMIT, REMOVE_LIMIT, RETRY_INTERVAL, SHIELDS_INTERVAL,
 };
-use crate::restart::turns::Turn;
 
 impl Driver {
     /// Carries out what has been decided since the last time, and releases what is held no longer: together and now, for

@@ -7,6 +7,7 @@ mod bounds;
 mod exits;
 mod hosts;
 mod perform;
+mod placeholder;
 mod replay;
 mod starts;
 #[cfg(test)]
@@ -15,6 +16,7 @@ pub(crate) mod stranger_tests;
 pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
+pub mod turns;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,12 +27,6 @@ use rustix::process::setpriority_process;
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, spawn_blocking};
 
-use super::back_off::Past;
-use super::machine::{Event, Record};
-use super::placeholder::Placeholders;
-use super::pod::{Order, Pod, Shared, Task};
-use super::record::Records;
-use super::turns::{Exposed, Turn, Turns};
 use crate::clock::{Clock, Moment};
 use crate::cri::{self, Containerd};
 use crate::exit_hold::{HoldDecision, HoldRequest};
@@ -38,10 +34,16 @@ use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity};
 use crate::kube::{Endings, KubeletFeatures, Manifest, PodSpec, StaticPods};
 use crate::node::Instance;
 use crate::policy::{Unread, Written};
+use crate::records::Records;
 use crate::report::Reporter;
+use crate::restart::back_off::Past;
+use crate::restart::machine::{Event, Record};
+use crate::restart::pod::{Order, Pod, Shared, Task};
 use bounds::Bounds;
+use placeholder::Placeholders;
 use replay::Replay;
 pub use starts::Starts;
+use turns::{Exposed, Turn, Turns};
 
 /// What all drivers use.
 #[derive(Debug)]

@@ -16,6 +16,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::Driver;
 use super::hosts::Hosts;
 use crate::cri::{CriError, PodSandboxConfig};
+use crate::driver::turns::Turn;
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::{ContainerKind, PodSpec};
 use crate::node::now_ns;
@@ -26,7 +27,6 @@ use crate::restart::replay::{
     Attempt, ReplayBlocker, Room, complete, has_image, inits_are_quick, log_link,
 };
 use crate::restart::times::{EVENT_LIMIT, RESERVED_INTERVAL, RESERVED_LIMIT, RETRY_INTERVAL};
-use crate::restart::turns::Turn;
 
 /// What a restart is replayed from.
 #[derive(Debug)]
