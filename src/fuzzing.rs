@@ -7,9 +7,9 @@ use std::sync::Arc;
 use tokio::sync::Notify;
 
 use crate::cri;
+use crate::driver::Tools;
 use crate::kube::Pods;
 use crate::nri::{Plugin, Stub, StubBuilder};
-use crate::restart::driver::Tools;
 use crate::restart::plan::RestartId;
 use crate::restart::replay::Attempt;
 use crate::supervisor::{Parts, Registry, Reprise};

@@ -6,6 +6,7 @@ pub mod clock;
 pub mod config;
 pub mod cri;
 pub mod dirs;
+pub mod driver;
 pub mod exit_hold;
 #[doc(hidden)]
 pub mod fuzzing;
@@ -15,6 +16,7 @@ pub mod log;
 pub mod node;
 pub mod nri;
 pub mod policy;
+pub mod records;
 pub mod report;
 pub mod restart;
 pub mod supervisor;

@@ -12,7 +12,7 @@ use serde_saphyr::{Options, budget, budget::BudgetBreach, options};
 use crate::text;
 
 /// An error may quote the text, in as much of it as there is.
-const LONGEST_ERROR: usize = 256;
+const LONGEST_ERROR: usize = 384;
 
 /// Text that is not the YAML that was asked for; says what and where, on one line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

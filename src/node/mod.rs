@@ -256,10 +256,16 @@ pub fn attempt<'a>(annotations: impl IntoIterator<Item = (&'a String, &'a String
     Attempt(count.and_then(|(_, count)| count.parse().ok()).unwrap_or(0))
 }
 
-/// Nanoseconds since the Unix epoch, as in CRI and NRI.
+/// Now, in nanoseconds since the Unix epoch, as in CRI and NRI.
 #[must_use]
 pub fn now_ns() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    unix_ns(SystemTime::now())
+}
+
+/// That time in nanoseconds since the Unix epoch, which no earlier one is before.
+#[must_use]
+pub fn unix_ns(time: SystemTime) -> i64 {
+    let since = time.duration_since(UNIX_EPOCH);
     // Fits until 2262.
     i64::try_from(since.unwrap_or_default().as_nanos()).unwrap_or(i64::MAX)
 }

@@ -1,5 +1,7 @@
 //! What one restart is to do, settled at the moment it is decided.
 
+mod member;
+
 use std::fmt;
 use std::time::Duration;
 
@@ -9,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::policy::Action;
+pub use member::{Member, Old};
 
 /// Names a restart in logs, events and on disk.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -16,7 +19,7 @@ use crate::policy::Action;
 pub struct RestartId(pub String);
 
 /// Which restart, and how often it has begun anew.
-pub(super) type Generation = (RestartId, u8);
+pub(crate) type Generation = (RestartId, u8);
 
 impl fmt::Display for RestartId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -59,86 +62,6 @@ pub struct Trigger {
     pub code: ExitCode,
 }
 
-/// A container's newest attempt when the restart was decided.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Old {
-    /// Its id.
-    pub id: ContainerId,
-    /// Its exit code; `None` while it ran.
-    pub exit: Option<ExitCode>,
-}
-
-/// A container of the pod that takes part in the restart.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Member {
-    /// Its name.
-    pub name: ContainerName,
-    /// What it is to the kubelet.
-    pub kind: ContainerKind,
-    /// By what the kubelet decides whether it starts again: its own restart policy where this kubelet has such
-    /// (KEP-5307), else the pod's.
-    pub restart_policy: RestartPolicy,
-    /// Its newest attempt; `None` if it was never created.
-    pub old: Option<Old>,
-    /// Whether that one was made without our hook: its exit is seen at once.
-    pub unhooked: bool,
-    /// Its attempts before that one, if the runtime still has any: where the newest is removed, they would be
-    /// taken for it.
-    pub older: Vec<ContainerId>,
-    /// Whether it has a startup probe, which the containers after a sidecar wait for.
-    pub startup_probe: bool,
-    /// How many placeholders shield it.
-    pub placeholders: u8,
-}
-
-impl Old {
-    /// What it exited with, where that was known.
-    pub(super) fn code(&self) -> Option<ExitCode> {
-        self.exit.filter(|code| *code != ExitCode::UNKNOWN)
-    }
-}
-
-impl Member {
-    fn had_ended(&self) -> bool {
-        self.exit().is_some()
-    }
-
-    /// Whether it had ended for good, and does not wait for the kubelet to start it again.
-    pub(super) fn had_completed(&self) -> bool {
-        self.exit()
-            .is_some_and(|code| !self.is_restarted_after(code))
-    }
-
-    /// Whether the kubelet leaves it as it is when it has ended with this code.
-    pub(super) fn stays_ended_after(&self, code: ExitCode) -> bool {
-        let completed = self.kind == ContainerKind::Init && code == ExitCode::SUCCESS;
-        completed || !self.is_restarted_after(code)
-    }
-
-    fn exit(&self) -> Option<ExitCode> {
-        self.old.as_ref()?.exit
-    }
-
-    pub(super) fn was_running(&self) -> bool {
-        self.old.as_ref().is_some_and(|old| old.exit.is_none())
-    }
-
-    /// Whether the kubelet starts it again by itself when it ends with this code
-    /// (`pkg/kubelet/container/helpers.go`, `ShouldContainerBeRestarted`).
-    fn is_restarted_after(&self, code: ExitCode) -> bool {
-        match self.kind {
-            ContainerKind::Sidecar => true,
-            // It has completed (KEP-5307: init containers restart "until it succeeds").
-            ContainerKind::Init if code == ExitCode::SUCCESS => true,
-            ContainerKind::Init | ContainerKind::Regular => match self.restart_policy {
-                RestartPolicy::Always => true,
-                RestartPolicy::OnFailure => code != ExitCode::SUCCESS,
-                RestartPolicy::Never => false,
-            },
-        }
-    }
-}
-
 /// All that a restart needs to know; written to disk before anything is killed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
@@ -179,216 +102,106 @@ pub struct Plan {
     pub replayed_inits: bool,
 }
 
-/// What a plan is made from.
-#[derive(Debug)]
-pub struct Circumstances {
-    /// The restart's name.
-    pub id: RestartId,
-    /// The pod, whose sandbox is kept.
-    pub pod: PodIdentity,
-    /// What set it off.
-    pub trigger: Trigger,
-    /// What it asks for.
-    pub action: Action,
-    /// The type of the pod condition that tells of it.
-    pub condition: Option<String>,
-    /// Who is to start the containers again.
-    pub starter: Starter,
-    /// `None`: the pod's spec is not known.
-    pub restart_policy: Option<RestartPolicy>,
-    /// The pod's containers in start order, or in the order they were first created where the spec is not known.
-    pub containers: Vec<Member>,
-    /// Whether regular containers that had ended for good stay as they are.
-    pub keep_completed: bool,
-    /// How long a container may take to stop, in milliseconds.
-    pub grace_ms: u64,
-    /// When it is decided, for people: milliseconds since the Unix epoch.
-    pub decided_at_ms: u64,
-    /// The same, for what is measured: how long the machine has been up, in milliseconds.
-    pub decided_up_ms: u64,
-    /// How long after that no container may start, in milliseconds.
-    pub back_off_ms: u64,
-    /// How often the restart has begun anew.
-    pub again: u8,
-    /// Whether init containers were replayed of which the kubelet does not know.
-    pub replayed_inits: bool,
-    /// Whether the kubelet runs no init container while a regular one is there, an exited one as well.
-    pub exited_initialises: bool,
+/// Whether none of these containers waits for another.
+pub(crate) fn start_at_once<'m>(members: impl IntoIterator<Item = &'m Member>) -> bool {
+    let mut members = members.into_iter();
+    members.all(|member| member.kind == ContainerKind::Regular)
 }
 
-impl Circumstances {
-    /// What is to be done; `None` where the kubelet does it by itself.
-    #[must_use]
-    pub fn plan(self) -> Option<Plan> {
-        match self.action {
-            Action::Restart => self.restart_one(),
-            Action::RestartAllContainers | Action::RestartPod => Some(self.restart_all()),
+impl Plan {
+    /// Settles who takes part, and how the kubelet is brought to start them; so far all containers of the pod do.
+    /// `keep_completed`: regular ones that had ended for good stay as they are; `exited_initialises`: the kubelet runs no
+    /// init container while a regular one is there, an exited one as well.
+    pub(crate) fn settle(mut self, keep_completed: bool, exited_initialises: bool) -> Self {
+        let trigger = self.trigger.name.clone();
+        if !self.is_whole_pod() {
+            self.members.retain(|member| member.name == trigger);
+            for member in &mut self.members {
+                // With one, the pod would count as stopped if every other container had ended (getPhase).
+                member.placeholders = 2;
+            }
+            self.way = Way::Shielded;
+            return self;
         }
-    }
-
-    /// The plan for `RestartAllContainers` and `RestartPod` (KEP-5532, "Restart Phases").
-    #[must_use]
-    pub fn restart_all(mut self) -> Plan {
-        if self.keep_completed && !self.needs_none_left() {
-            let trigger = self.trigger.name.clone();
-            self.containers.retain(|member| {
+        let none_left = exited_initialises && self.members.iter().any(Member::starts_in_order);
+        if keep_completed && !none_left {
+            self.members.retain(|member| {
                 member.name == trigger
                     || member.kind != ContainerKind::Regular
                     || !member.had_completed()
             });
         }
-        let way = self.way();
-        let mut plan = self.into_plan(way);
-        plan.guard = plan.choose_guard();
-        if way != Way::Kept {
-            plan.place_shields();
+        self.way = self.choose_way(none_left);
+        self.guard = self.choose_guard();
+        if self.way != Way::Kept {
+            self.place_shields();
         }
-        plan
+        self
     }
 
-    /// The plan for `Restart` (KEP-5307); `None` where the kubelet restarts that container by itself.
-    fn restart_one(mut self) -> Option<Plan> {
-        if kubelet_restarts(&self.containers, &self.trigger) {
-            return None;
-        }
-        let trigger = self.trigger.name.clone();
-        self.containers.retain(|member| member.name == trigger);
-        for member in &mut self.containers {
-            // With one, the pod would count as stopped if every other container had ended (getPhase).
-            member.placeholders = 2;
-        }
-        Some(self.into_plan(Way::Shielded))
-    }
-
-    /// Whether the kubelet must find no regular container to start the others in order: sidecars it starts by itself, but
-    /// without waiting for their startup probes.
-    fn needs_none_left(&self) -> bool {
-        let in_order = |it: &Member| match it.kind {
-            ContainerKind::Init => true,
-            ContainerKind::Sidecar => it.startup_probe,
-            ContainerKind::Regular => false,
+    fn choose_way(&self, none_left: bool) -> Way {
+        // The release of a regular container's exit is what wakes the kubelet; without one to release, nothing tells it
+        // that the init containers are gone.
+        let wakes = |it: &Member| {
+            it.kind == ContainerKind::Regular && (it.was_running() || it.name == self.trigger.name)
         };
-        self.exited_initialises && self.containers.iter().any(in_order)
-    }
-
-    fn way(&self) -> Way {
-        let members = &self.containers;
-        let regular_runs = members
-            .iter()
-            .any(|member| member.kind == ContainerKind::Regular && member.was_running());
-        let trigger = member_of(members, &self.trigger.name);
-        let trigger_is_regular =
-            trigger.is_some_and(|member| member.kind == ContainerKind::Regular);
-        let plain = start_at_once(members);
-        match self.restart_policy {
-            None => Way::Cleared,
-            // The release of a regular container's exit is what wakes the kubelet; without one to release,
-            // nothing tells it that the init containers are gone.
-            _ if !regular_runs && !trigger_is_regular => Way::Cleared,
-            Some(_) if self.needs_none_left() => Way::Cleared,
-            Some(_) if kubelet_restarts_all(members, &self.trigger) => Way::Kept,
-            Some(_) if plain => Way::Shielded,
-            Some(_) => Way::Cleared,
+        if none_left || !self.ordered || !self.members.iter().any(wakes) {
+            Way::Cleared
+        } else if self.is_by_policy() {
+            Way::Kept
+        } else if self.starts_at_once() {
+            Way::Shielded
+        } else {
+            Way::Cleared
         }
     }
 
-    fn into_plan(self, way: Way) -> Plan {
-        Plan {
-            id: self.id,
-            pod: self.pod,
-            guard: self.trigger.name.clone(),
-            trigger: self.trigger,
-            action: self.action,
-            condition: self.condition,
-            ordered: self.restart_policy.is_some(),
-            restart_policy: self.restart_policy.unwrap_or(RestartPolicy::Never),
-            starter: self.starter,
-            way,
-            members: self.containers,
-            grace_ms: self.grace_ms,
-            decided_at_ms: self.decided_at_ms,
-            decided_up_ms: self.decided_up_ms,
-            back_off_ms: self.back_off_ms,
-            again: self.again,
-            replayed_inits: self.replayed_inits,
-        }
-    }
-}
-
-/// Whether none of these containers waits for another.
-pub fn start_at_once<'m>(members: impl IntoIterator<Item = &'m Member>) -> bool {
-    let mut members = members.into_iter();
-    members.all(|member| member.kind == ContainerKind::Regular)
-}
-
-fn kubelet_restarts(members: &[Member], trigger: &Trigger) -> bool {
-    let member = member_of(members, &trigger.name);
-    member.is_some_and(|member| member.is_restarted_after(trigger.code))
-}
-
-fn kubelet_restarts_all(members: &[Member], trigger: &Trigger) -> bool {
-    let never = |it: &Member| {
-        it.kind == ContainerKind::Regular && it.restart_policy == RestartPolicy::Never
-    };
-    kubelet_restarts(members, trigger) && !members.iter().any(never)
-}
-
-fn member_of<'m>(members: &'m [Member], name: &ContainerName) -> Option<&'m Member> {
-    members.iter().find(|member| member.name == *name)
-}
-
-impl Plan {
     /// The member of that name; ephemeral containers, for one, are none.
-    #[must_use]
-    pub fn member(&self, name: &ContainerName) -> Option<&Member> {
-        member_of(&self.members, name)
+    pub(crate) fn member(&self, name: &ContainerName) -> Option<&Member> {
+        self.members.iter().find(|member| member.name == *name)
     }
 
     /// Whether that container was there when the restart was decided.
-    #[must_use]
-    pub fn knew(&self, id: &ContainerId) -> bool {
-        self.members.iter().any(|member| {
-            let old = member.old.as_ref().is_some_and(|old| old.id == *id);
-            old || member.older.contains(id)
-        })
+    pub(crate) fn knew(&self, id: &ContainerId) -> bool {
+        self.members.iter().any(|member| member.knew(id))
     }
 
     /// Whether all containers of the pod take part.
-    #[must_use]
-    pub fn is_whole_pod(&self) -> bool {
+    pub(crate) fn is_whole_pod(&self) -> bool {
         self.action != Action::Restart
     }
 
     /// Whether no container waits for another.
-    #[must_use]
-    pub fn starts_at_once(&self) -> bool {
+    pub(crate) fn starts_at_once(&self) -> bool {
         start_at_once(&self.members)
     }
 
     /// Whether the kubelet starts all regular containers again by itself when it sees them exited.
-    #[must_use]
-    pub fn is_by_policy(&self) -> bool {
-        kubelet_restarts_all(&self.members, &self.trigger)
+    pub(crate) fn is_by_policy(&self) -> bool {
+        let never = |it: &Member| {
+            it.kind == ContainerKind::Regular && it.restart_policy == RestartPolicy::Never
+        };
+        let trigger = self.member(&self.trigger.name);
+        trigger.is_some_and(|it| it.is_restarted_after(self.trigger.code))
+            && !self.members.iter().any(never)
     }
 
-    pub(super) fn generation(&self) -> Generation {
+    pub(crate) fn generation(&self) -> Generation {
         (self.id.clone(), self.again)
     }
 
     /// How long its containers have to stop.
-    pub(super) fn grace(&self) -> Duration {
+    pub(crate) fn grace(&self) -> Duration {
         Duration::from_millis(self.grace_ms)
     }
 
     /// How long after the decision no container may start.
-    #[must_use]
-    pub fn back_off(&self) -> Duration {
+    pub(crate) fn back_off(&self) -> Duration {
         Duration::from_millis(self.back_off_ms)
     }
 
     /// When that is, for people: RFC 3339 in UTC, to the second.
-    #[must_use]
-    pub fn start_at(&self) -> String {
+    pub(crate) fn start_at(&self) -> String {
         let ms = self.decided_at_ms.saturating_add(self.back_off_ms);
         let at = i64::try_from(ms / 1000).ok();
         let at = at.and_then(|seconds| Timestamp::from_second(seconds).ok());
@@ -396,8 +209,7 @@ impl Plan {
     }
 
     /// Whether exits may be seen as soon as they happen, so that shields come before the kills.
-    #[must_use]
-    pub fn shields_come_first(&self) -> bool {
+    pub(crate) fn shields_come_first(&self) -> bool {
         // What was started while no plugin was there has no hook either.
         let unhooked = |member: &Member| member.unhooked && member.was_running();
         // With a grace period the shields wait for the ends: the kubelet must see what runs.
@@ -413,8 +225,7 @@ impl Plan {
             .member(&self.trigger.name)
             .filter(|member| member.old.is_some() && member.kind != ContainerKind::Sidecar);
         let is_itself = |member: &&Member| {
-            let old = member.old.as_ref();
-            let stopped = old.is_some_and(|old| old.id == self.trigger.container);
+            let stopped = member.old_id() == Some(&self.trigger.container);
             member.kind == ContainerKind::Regular && (stopped || member.was_running())
         };
         let running = |kind| {
@@ -477,13 +288,21 @@ pub(crate) mod tests {
 
     pub(crate) type Shape<'a> = &'a [(&'a str, ContainerKind, Was)];
 
-    pub(crate) fn circumstances(
+    impl Plan {
+        /// For a kubelet up to 1.36.
+        pub(crate) fn settled(self) -> Self {
+            self.settle(false, false)
+        }
+    }
+
+    /// Of a pod of that shape, with nothing settled; without a policy its spec is not known.
+    pub(crate) fn draft(
         policy: Option<RestartPolicy>,
         shape: Shape<'_>,
         trigger: &str,
         code: i32,
-    ) -> Circumstances {
-        let containers = shape
+    ) -> Plan {
+        let members = shape
             .iter()
             .map(|&(name, kind, old)| {
                 let id = format!("{name}-0").into();
@@ -507,7 +326,7 @@ pub(crate) mod tests {
                 }
             })
             .collect();
-        Circumstances {
+        Plan {
             id: RestartId("r1".into()),
             pod: PodIdentity {
                 sandbox: "s1".into(),
@@ -525,27 +344,28 @@ pub(crate) mod tests {
             action: Action::RestartAllContainers,
             condition: Some("AllContainersRestarting".into()),
             starter: Starter::Kubelet("start: Kubelet".into()),
-            restart_policy: policy,
-            containers,
-            keep_completed: false,
+            restart_policy: policy.unwrap_or(RestartPolicy::Never),
+            way: Way::Cleared,
+            guard: trigger.into(),
+            members,
+            ordered: policy.is_some(),
             grace_ms: 0,
             decided_at_ms: 1,
             decided_up_ms: 1,
             back_off_ms: 0,
             again: 0,
             replayed_inits: false,
-            exited_initialises: false,
         }
     }
 
     pub(crate) fn plan() -> Plan {
-        circumstances(
+        draft(
             Some(RestartPolicy::Always),
             &[("a", Regular, RUNS)],
             "a",
             42,
         )
-        .restart_all()
+        .settled()
     }
 
     pub(crate) const RUNS: Was = Was::Running;
@@ -566,7 +386,7 @@ pub(crate) mod tests {
             ("a", Regular, RUNS),
         ];
         for trigger in ["s", "a"] {
-            let plan = circumstances(Some(RestartPolicy::Always), shape, trigger, 42).restart_all();
+            let plan = draft(Some(RestartPolicy::Always), shape, trigger, 42).settled();
             assert_eq!(plan.way, Way::Kept);
             assert_eq!(shields(&plan), [("i", 0), ("s", 0), ("a", 0)]);
         }
@@ -575,10 +395,9 @@ pub(crate) mod tests {
     #[test]
     fn where_an_exited_container_initialises_a_pod_none_stays_before_init_containers() {
         let way = |shape: Shape<'_>, probe| {
-            let mut newer = circumstances(Some(RestartPolicy::Always), shape, "a", 42);
-            newer.exited_initialises = true;
-            newer.containers[0].startup_probe = probe;
-            newer.restart_all().way
+            let mut newer = draft(Some(RestartPolicy::Always), shape, "a", 42);
+            newer.members[0].startup_probe = probe;
+            newer.settle(false, true).way
         };
         let with_init: Shape<'_> = &[("i", Init, DONE), ("a", Regular, RUNS)];
         let with_sidecar: Shape<'_> = &[("s", Sidecar, RUNS), ("a", Regular, RUNS)];
@@ -596,7 +415,7 @@ pub(crate) mod tests {
             RestartPolicy::OnFailure,
             RestartPolicy::Never,
         ] {
-            let plan = circumstances(Some(policy), shape, "i", 42).restart_all();
+            let plan = draft(Some(policy), shape, "i", 42).settled();
             assert_eq!(plan.way, Way::Cleared);
             assert_eq!(plan.guard, "i".into());
             assert_eq!(shields(&plan), [("i", 2), ("a", 0)]);
@@ -610,11 +429,11 @@ pub(crate) mod tests {
             ("b", Regular, DONE),
             ("c", Regular, RUNS),
         ];
-        let plan = circumstances(Some(RestartPolicy::Never), regulars, "c", 42).restart_all();
+        let plan = draft(Some(RestartPolicy::Never), regulars, "c", 42).settled();
         assert_eq!(plan.way, Way::Shielded);
         assert_eq!(shields(&plan), [("a", 1), ("b", 1), ("c", 2)]);
         let with_init: Shape<'_> = &[("i", Init, DONE), ("a", Regular, RUNS)];
-        let plan = circumstances(Some(RestartPolicy::Never), with_init, "a", 42).restart_all();
+        let plan = draft(Some(RestartPolicy::Never), with_init, "a", 42).settled();
         assert_eq!(plan.way, Way::Cleared);
         assert_eq!(shields(&plan), [("i", 0), ("a", 2)]);
     }
@@ -626,15 +445,13 @@ pub(crate) mod tests {
             ("a", Regular, RUNS),
             ("b", Regular, DONE),
         ];
-        let mut kept = circumstances(Some(RestartPolicy::Never), shape, "a", 42);
-        kept.keep_completed = true;
-        assert_eq!(shields(&kept.restart_all()), [("i", 0), ("a", 2)]);
-        let all = circumstances(Some(RestartPolicy::Never), shape, "a", 42).restart_all();
+        let draft = draft(Some(RestartPolicy::Never), shape, "a", 42);
+        let kept = draft.clone().settle(true, false);
+        assert_eq!(shields(&kept), [("i", 0), ("a", 2)]);
+        let all = draft.clone().settled();
         assert_eq!(shields(&all), [("i", 0), ("a", 2), ("b", 0)]);
         // One that stays would keep the kubelet from running init containers.
-        let mut newer = circumstances(Some(RestartPolicy::Never), shape, "a", 42);
-        (newer.keep_completed, newer.exited_initialises) = (true, true);
-        assert_eq!(shields(&newer.restart_all()), shields(&all));
+        assert_eq!(shields(&draft.settle(true, true)), shields(&all));
     }
 
     #[test]
@@ -645,9 +462,8 @@ pub(crate) mod tests {
             ("c", Regular, Was::Exited(7)),
         ];
         let members = |policy| {
-            let mut circumstances = circumstances(Some(policy), shape, "a", 42);
-            circumstances.keep_completed = true;
-            let members = circumstances.restart_all().members.into_iter();
+            let draft = draft(Some(policy), shape, "a", 42);
+            let members = draft.settle(true, false).members.into_iter();
             members
                 .map(|member| member.name.to_string())
                 .collect::<Vec<_>>()
@@ -664,7 +480,7 @@ pub(crate) mod tests {
             ("a", Regular, DONE),
             ("b", Regular, DONE),
         ];
-        let plan = circumstances(Some(RestartPolicy::Always), shape, "i", 42).restart_all();
+        let plan = draft(Some(RestartPolicy::Always), shape, "i", 42).settled();
         assert_eq!(plan.way, Way::Cleared);
         assert_eq!(shields(&plan), [("i", 2), ("a", 0), ("b", 0)]);
     }
@@ -676,7 +492,7 @@ pub(crate) mod tests {
             ("a", Regular, RUNS),
             ("b", Regular, RUNS),
         ];
-        let plan = circumstances(Some(RestartPolicy::Never), shape, "s", 42).restart_all();
+        let plan = draft(Some(RestartPolicy::Never), shape, "s", 42).settled();
         assert_eq!(plan.guard, "a".into());
         assert_eq!(shields(&plan), [("s", 0), ("a", 2), ("b", 1)]);
     }
@@ -684,7 +500,7 @@ pub(crate) mod tests {
     #[test]
     fn an_init_container_that_triggers_in_a_replay_is_guarded_by_what_the_kubelet_sees_run() {
         let shape: Shape<'_> = &[("i", Init, RUNS), ("a", Regular, RUNS)];
-        let plan = circumstances(Some(RestartPolicy::Never), shape, "i", 42).restart_all();
+        let plan = draft(Some(RestartPolicy::Never), shape, "i", 42).settled();
         assert_eq!(plan.guard, "a".into());
     }
 
@@ -695,9 +511,9 @@ pub(crate) mod tests {
             ("a", Regular, RUNS),
             ("b", Regular, Was::Exited(137)),
         ];
-        let mut later = circumstances(Some(RestartPolicy::Never), shape, "b", 42);
+        let mut later = draft(Some(RestartPolicy::Never), shape, "b", 42);
         later.trigger.container = "b-of-the-generation-before".into();
-        let plan = later.restart_all();
+        let plan = later.settled();
         assert_eq!(plan.guard, "a".into());
         assert_eq!(shields(&plan), [("i", 0), ("a", 2), ("b", 0)]);
     }
@@ -706,8 +522,8 @@ pub(crate) mod tests {
     fn on_failure_is_like_always_after_a_failure_and_like_never_after_a_success() {
         let shape: Shape<'_> = &[("a", Regular, RUNS), ("b", Regular, RUNS)];
         let way = |code| {
-            circumstances(Some(RestartPolicy::OnFailure), shape, "a", code)
-                .restart_all()
+            draft(Some(RestartPolicy::OnFailure), shape, "a", code)
+                .settled()
                 .way
         };
         assert_eq!((way(42), way(0)), (Way::Kept, Way::Shielded));
@@ -716,7 +532,7 @@ pub(crate) mod tests {
     #[test]
     fn an_unknown_spec_is_the_safest_case() {
         let shape: Shape<'_> = &[("a", Regular, RUNS), ("b", Regular, RUNS)];
-        let plan = circumstances(None, shape, "a", 42).restart_all();
+        let plan = draft(None, shape, "a", 42).settled();
         assert_eq!(plan.way, Way::Cleared);
         assert_eq!(plan.restart_policy, RestartPolicy::Never);
     }
@@ -725,9 +541,10 @@ pub(crate) mod tests {
     fn action_restart_is_left_to_a_kubelet_that_does_it_itself() {
         let shape: Shape<'_> = &[("s", Sidecar, RUNS), ("a", Regular, RUNS)];
         let restart = |policy, trigger, code| {
-            let mut circumstances = circumstances(Some(policy), shape, trigger, code);
-            circumstances.action = Action::Restart;
-            circumstances.plan()
+            let mut draft = draft(Some(policy), shape, trigger, code);
+            draft.action = Action::Restart;
+            let member = draft.member(&draft.trigger.name).unwrap();
+            (!member.is_restarted_after(ExitCode(code))).then(|| draft.settled())
         };
         assert_eq!(restart(RestartPolicy::Always, "a", 0), None);
         assert_eq!(restart(RestartPolicy::OnFailure, "a", 1), None);
@@ -740,9 +557,9 @@ pub(crate) mod tests {
     #[test]
     fn a_container_that_its_own_policy_would_not_restart_is_shielded() {
         let shape: Shape<'_> = &[("a", Regular, RUNS), ("b", Regular, RUNS)];
-        let mut mixed = circumstances(Some(RestartPolicy::Always), shape, "a", 42);
-        mixed.containers[1].restart_policy = RestartPolicy::Never;
-        let plan = mixed.restart_all();
+        let mut mixed = draft(Some(RestartPolicy::Always), shape, "a", 42);
+        mixed.members[1].restart_policy = RestartPolicy::Never;
+        let plan = mixed.settled();
         assert_eq!(plan.way, Way::Shielded);
         assert_eq!(shields(&plan), [("a", 2), ("b", 1)]);
     }
@@ -750,9 +567,9 @@ pub(crate) mod tests {
     #[test]
     fn shields_come_before_the_kills_where_an_exit_cannot_be_held() {
         let shape: Shape<'_> = &[("a", Regular, RUNS), ("b", Regular, RUNS)];
-        let mut late = circumstances(Some(RestartPolicy::Never), shape, "a", 42);
-        assert!(!late.containers.iter().any(|member| member.unhooked));
-        late.containers[1].unhooked = true;
-        assert!(late.restart_all().shields_come_first());
+        let mut late = draft(Some(RestartPolicy::Never), shape, "a", 42);
+        assert!(!late.members.iter().any(|member| member.unhooked));
+        late.members[1].unhooked = true;
+        assert!(late.settled().shields_come_first());
     }
 }

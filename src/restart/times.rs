@@ -23,11 +23,11 @@ use crate::exit_hold;
 /// for the release itself on a busy node.
 pub const DOWN_LIMIT: Duration = Duration::from_millis(6500);
 /// How long before that a replay falls back: making placeholders takes time.
-pub(super) const FALLBACK_TIME: Duration = Duration::from_secs(2);
+pub(crate) const FALLBACK_TIME: Duration = Duration::from_secs(2);
 /// How much longer than [`DOWN_LIMIT`] the guard's placeholders may take, without which the pod fails.
-pub(super) const LAST_MOMENT: Duration = Duration::from_millis(500);
+pub(crate) const LAST_MOMENT: Duration = Duration::from_millis(500);
 /// How long a replay whose attempts are being started may go on when it should fall back.
-pub(super) const REST_OF_HOLD: Duration = Duration::from_millis(2500);
+pub(crate) const REST_OF_HOLD: Duration = Duration::from_millis(2500);
 /// For the release, and for hooks that a busy node schedules late.
 const RELEASE_TIME: Duration = Duration::from_secs(1);
 const _: () = {
@@ -42,38 +42,38 @@ const _: () = {
 
 /// How long before everything is released a placeholder that is there is trusted, whether or not the kubelet may yet act on
 /// a relist from before it was.
-pub(super) const TRUST_TIME: Duration = Duration::from_millis(100);
+pub(crate) const TRUST_TIME: Duration = Duration::from_millis(100);
 /// How long one that is removed in the last moment takes to make again: the hooks wait for longer than this.
-pub(super) const SHIELD_TIME: Duration = Duration::from_millis(500);
+pub(crate) const SHIELD_TIME: Duration = Duration::from_millis(500);
 /// How much longer the regular containers' exits are held where the kubelet restarts them, while what goes first is removed.
-pub(super) const KEPT_TIME: Duration = Duration::from_millis(500);
+pub(crate) const KEPT_TIME: Duration = Duration::from_millis(500);
 /// How long before the exits are released the undo of a replay must be through: the guard's placeholders are still to be
 /// made.
-pub(super) const SHIELDS_TIME: Duration = Duration::from_secs(1);
+pub(crate) const SHIELDS_TIME: Duration = Duration::from_secs(1);
 
 /// While exits are held, the kubelet takes dead containers for living ones, and the hold ends: init containers that
 /// took longer last time are left to it.
-pub(super) const INITS_LIMIT: Duration = Duration::from_millis(2500);
+pub(crate) const INITS_LIMIT: Duration = Duration::from_millis(2500);
 /// What must be left of [`DOWN_LIMIT`] to restart a pod whose turn has come. With less, what has ended of it is shown behind
 /// shields before anything else ends.
-pub(super) const ENOUGH_TIME: Duration = Duration::from_secs(4);
+pub(crate) const ENOUGH_TIME: Duration = Duration::from_secs(4);
 /// How long a replay whose attempts are being started may go on when exits can be held no longer: calls to the runtime
 /// may take 10 s.
-pub(super) const IN_FLIGHT_LIMIT: Duration = Duration::from_secs(6);
+pub(crate) const IN_FLIGHT_LIMIT: Duration = Duration::from_secs(6);
 /// What the killing, making and starting of one pod's containers takes where a node can bear more of it at once, and where it
 /// should bear less: exits are held meanwhile.
-pub(super) const QUICK_TURN: Duration = Duration::from_millis(2500);
-pub(super) const SLOW_TURN: Duration = Duration::from_secs(4);
+pub(crate) const QUICK_TURN: Duration = Duration::from_millis(2500);
+pub(crate) const SLOW_TURN: Duration = Duration::from_secs(4);
 /// How long a turn waits for shields of pods that have none yet.
-pub(super) const EXPOSED_LIMIT: Duration = Duration::from_secs(3);
+pub(crate) const EXPOSED_LIMIT: Duration = Duration::from_secs(3);
 /// How long a pod waits for its turn, or for its attempts, which shield the exits before them, to be started: hundreds of
 /// pods that restart at once.
-pub(super) const BURST_LIMIT: Duration = Duration::from_mins(3);
+pub(crate) const BURST_LIMIT: Duration = Duration::from_mins(3);
 
 /// What vanishes wakes the kubelet only if it had been seen to run (`generateEvents`, pkg/kubelet/pleg/generic.go). It
 /// relists a second after it has finished the relist before, from 1.36 on also after each sync that started something.
 /// Where that takes longer, the patch of the pod's condition wakes it.
-pub(super) const RELIST_INTERVAL: Duration = Duration::from_millis(1500);
+pub(crate) const RELIST_INTERVAL: Duration = Duration::from_millis(1500);
 /// The kubelet lists a pod's containers and then asks for the state of each (`getPodContainerStatuses`,
 /// pkg/kubelet/kuberuntime). If it had listed before what shields an exit was there, and asked after the release, it would
 /// see an exit that nothing shields, or nothing of a container that was removed. On a busy node that takes it this. More was
@@ -87,69 +87,73 @@ const RELIST_PER_MAKING: u32 = 3;
 /// Where an attempt takes no longer than this to make, a relist takes as long as it usually does. Where it takes longer, the
 /// kubelet is believed to have listed what hides an exit when the pod's status in the API says so, and after the other.
 const USUAL_MAKING: Duration = Duration::from_millis(150);
-pub(super) const LONGEST_RECORDING: Duration = Duration::from_secs(4);
+pub(crate) const LONGEST_RECORDING: Duration = Duration::from_secs(4);
 /// From the start of a sidecar to the creation of the next container in one sync of the kubelet. Less than it took to
 /// create and start the sidecar, and on any node between these two.
 const SHORTEST_STEP: Duration = Duration::from_millis(100);
 const LONGEST_STEP: Duration = Duration::from_millis(750);
 
 /// The kubelet retries a failed sync after 10-15 s, and may itself be away for a while.
-pub(super) const RECORD_LIMIT: Duration = Duration::from_mins(10);
+pub(crate) const RECORD_LIMIT: Duration = Duration::from_mins(10);
 /// Removing containers takes milliseconds; a runtime that is restarted takes seconds.
-pub(super) const CLEAR_LIMIT: Duration = Duration::from_mins(1);
+pub(crate) const CLEAR_LIMIT: Duration = Duration::from_mins(1);
 /// Init containers may be slow. After this the gate no longer keeps any order.
-pub(super) const UP_LIMIT: Duration = Duration::from_mins(10);
+pub(crate) const UP_LIMIT: Duration = Duration::from_mins(10);
 /// After that long, what the kubelet started while no plugin was there stays: it may have run for hours.
-pub(super) const AGAIN_LIMIT: Duration = Duration::from_secs(10);
+const AGAIN_LIMIT: Duration = Duration::from_secs(10);
 /// The same where others still run that were to end: half of a pod helps nobody.
-pub(super) const HALVED_LIMIT: Duration = Duration::from_mins(1);
+const HALVED_LIMIT: Duration = Duration::from_mins(1);
 
 /// An exit that no hook has announced by then may not be held: the container was made before the plugin, or its hook did
 /// not run. On a busy node the hook may come even later.
-pub(super) const HOOK_LIMIT: Duration = Duration::from_secs(1);
+pub(crate) const HOOK_LIMIT: Duration = Duration::from_secs(1);
 /// How often the runtime is asked whether an exit whose hook is late can be seen.
-pub(super) const HOOK_INTERVAL: Duration = Duration::from_millis(200);
+pub(crate) const HOOK_INTERVAL: Duration = Duration::from_millis(200);
 /// The exit event is sent before the hook runs; one that is this late was lost, or came before this process.
-pub(super) const EVENT_LIMIT: Duration = Duration::from_millis(300);
+pub(crate) const EVENT_LIMIT: Duration = Duration::from_millis(300);
 /// How long the kills wait for the pod's condition to be set.
-pub(super) const ANNOUNCE_LIMIT: Duration = Duration::from_millis(150);
+pub(crate) const ANNOUNCE_LIMIT: Duration = Duration::from_millis(150);
 /// The same for the answer whether the kubelet is ending the pod, whose containers would lose their grace period.
-pub(super) const ENDING_LIMIT: Duration = Duration::from_millis(400);
+pub(crate) const ENDING_LIMIT: Duration = Duration::from_millis(400);
 /// How often the runtime is asked about a placeholder of whose removal nobody would tell.
-pub(super) const SHIELDS_INTERVAL: Duration = Duration::from_millis(200);
+pub(crate) const SHIELDS_INTERVAL: Duration = Duration::from_millis(200);
 /// Between two tries of a call that failed.
-pub(super) const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+pub(crate) const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// How soon an attempt is asked for again whose name the runtime has reserved for somebody else, who is being refused.
-pub(super) const RESERVED_INTERVAL: Duration = Duration::from_millis(20);
+pub(crate) const RESERVED_INTERVAL: Duration = Duration::from_millis(20);
 /// For how long. Whoever has the name after that keeps it.
-pub(super) const RESERVED_LIMIT: Duration = Duration::from_secs(3);
+pub(crate) const RESERVED_LIMIT: Duration = Duration::from_secs(3);
 /// The runtime's answer to a stop, beyond the grace period.
-pub(super) const STOP_LIMIT: Duration = Duration::from_secs(10);
+pub(crate) const STOP_LIMIT: Duration = Duration::from_secs(10);
 /// How long one removal is tried before it is tried afresh.
-pub(super) const REMOVE_LIMIT: Duration = Duration::from_secs(30);
+pub(crate) const REMOVE_LIMIT: Duration = Duration::from_secs(30);
 /// How long a call counts as one of those at once: where it waits for a container to end, the work is done by then.
-pub(super) const TURN: Duration = Duration::from_millis(250);
+pub(crate) const TURN: Duration = Duration::from_millis(250);
 /// How long anybody waits for a disk. Exits are held meanwhile.
-pub(super) const DISK_LIMIT: Duration = Duration::from_secs(1);
+pub(crate) const DISK_LIMIT: Duration = Duration::from_secs(1);
 
 /// For how long a list of the runtime may have been under way when it is read. That long it is remembered what has been
 /// removed.
 pub const OLDEST_LIST: Duration = Duration::from_mins(5);
 /// NRI may tell of a container a little before the runtime lists it.
-pub(super) const LIST_SLACK: Duration = Duration::from_secs(2);
+pub(crate) const LIST_SLACK: Duration = Duration::from_secs(2);
 /// How long no hook is sent after the runtime made a container without one that it had not made with one. Somebody else
 /// may have been the reason.
-pub(super) const REFUSAL_LASTS: Duration = Duration::from_mins(10);
+pub(crate) const REFUSAL_LASTS: Duration = Duration::from_mins(10);
+
+/// How long after the decision a plugin that comes back begins anew where containers were started behind its back. `halved`:
+/// others still run that were to end, or have not been started again.
+pub(crate) fn time_to_begin_anew(halved: bool) -> Duration {
+    if halved { HALVED_LIMIT } else { AGAIN_LIMIT }
+}
 
 /// How long the kubelet's relist of one pod may take on a node where making a container took so long.
-#[must_use]
-pub(super) fn time_of_relist(making: Duration) -> Duration {
+pub(crate) fn time_of_relist(making: Duration) -> Duration {
     (RELIST_PER_MAKING * making).clamp(SHORTEST_RELIST, LONGEST_RELIST)
 }
 
 /// How long the pod's status is waited for to show an attempt, or a placeholder, that took so long to make.
-#[must_use]
-pub(super) fn time_of_recording(making: Duration) -> Duration {
+pub(crate) fn time_of_recording(making: Duration) -> Duration {
     if making > USUAL_MAKING {
         LONGEST_RECORDING
     } else {
@@ -160,7 +164,6 @@ pub(super) fn time_of_recording(making: Duration) -> Duration {
 /// How soon after a sidecar's start, which took so long, the kubelet may go on in the sync that started it. For its
 /// startup probe to succeed it takes a relist, the probe, and another relist: a second apart until 1.35; from 1.36 on the
 /// first follows the sync, and the second may come at any time after it (`PLEGOnDemandRelist`).
-#[must_use]
-pub(super) fn time_of_step(start: Duration) -> Duration {
+pub(crate) fn time_of_step(start: Duration) -> Duration {
     start.clamp(SHORTEST_STEP, LONGEST_STEP)
 }

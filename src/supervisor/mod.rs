@@ -19,18 +19,19 @@ use crate::clock::Clock;
 use crate::config::{Config, ConfigError, CriEndpoint};
 use crate::cri::{self, Containerd, CriError, ExitFeed};
 use crate::dirs;
+use crate::driver::turns::Turns;
+use crate::driver::{Readers, Starts, Tools};
 use crate::exit_hold::{HookPathError, Server, ServerError, check_hook_path};
 use crate::kube::{
     self, Conditions, Declaration, Endings, Events, KubeError, KubeletFeatures, PodChange, Pods,
     StaticPods,
 };
 use crate::nri::{Launched, NriError, Stub};
+use crate::records::{Records, RecordsError};
 use crate::report::Reporter;
-use crate::restart::driver::{Readers, Starts, Tools};
+use crate::restart::machine::Record;
 use crate::restart::pod::Shared;
-use crate::restart::record::{Record, Records, RecordsError};
 use crate::restart::times::OLDEST_LIST;
-use crate::restart::turns::Turns;
 pub(crate) use plugin::{Parts, Reprise};
 pub(crate) use registry::Registry;
 pub use sole::LockError;
@@ -166,8 +167,8 @@ async fn work(
             start: config.start,
             replay_devices: config.replay_devices.clone(),
             back_off: config.back_off,
-            turns: Turns::of(cores()),
         }),
+        turns: Turns::of(cores()),
     });
     let missed = Arc::new(Notify::new());
     let declaration = client.clone().map(|client| {

@@ -11,6 +11,7 @@ use tokio::time::{sleep, timeout};
 use super::registry::{Registry, Sighting};
 use crate::clock;
 use crate::cri::CONTAINER_NAME;
+use crate::driver::Driver;
 use crate::exit_hold::hook::HookArgs;
 use crate::ids::{ContainerId, ContainerName, ExitCode, SandboxId};
 use crate::kube::Declaration;
@@ -20,9 +21,8 @@ use crate::nri::api::{
     PodSandbox,
 };
 use crate::nri::{EventMask, Plugin, Refusal, RuntimeInfo};
-use crate::restart::driver::Driver;
+use crate::records::Records;
 use crate::restart::pod::Gate;
-use crate::restart::record::Records;
 
 /// The runtime ends a hook that takes longer (OCI runtime-spec, "POSIX-platform Hooks", `timeout`, seconds).
 const HOOK_TIMEOUT_SECONDS: i64 = 10;

@@ -10,6 +10,7 @@ use tokio::time::{sleep, timeout};
 use super::stops::{Patience, Stop};
 use crate::clock;
 use crate::cri::{self, ContainerSummary, SandboxSummary};
+use crate::driver::{Charge, Driver, Tools};
 use crate::exit_hold::hook::HookArgs;
 use crate::exit_hold::{HoldDecision, HoldRequest};
 use crate::ids::{ContainerId, ExitCode, PodIdentity, PodKey, PodUid, SandboxId};
@@ -17,8 +18,7 @@ use crate::kube::{KubeletFeatures, PodChange, PodSpec, Pods};
 use crate::node::{self, Instance, InstanceState, Maker};
 use crate::policy::{self, Unread};
 use crate::restart::back_off::Past;
-use crate::restart::driver::{Charge, Driver, Tools};
-use crate::restart::record::Record;
+use crate::restart::machine::Record;
 use crate::text;
 
 /// How long the API server may take to tell of the node's pods, where something depends on it.
@@ -359,7 +359,7 @@ impl Registry {
             // What was removed while nobody told of it.
             self.write(|entries| {
                 let of_container = &mut entries.of_container;
-                of_container.retain(|id, of| of != sandbox || driver.knows(id));
+                of_container.retain(|id, of| of != sandbox || driver.instance(id).is_some());
             });
         }
         let there: HashSet<SandboxId> = ready.iter().map(|it| it.id.clone()).collect();
@@ -408,7 +408,8 @@ impl Registry {
             }
         };
         let maker = Maker::of(&container.annotations);
-        let hooked = match driver.is_hooked(&container.id) {
+        let known = driver.instance(&container.id);
+        let hooked = match known.and_then(|it| it.hooked) {
             None if state == InstanceState::Running && maker != Maker::Placeholder => {
                 self.is_hooked(driver, container).await?
             }

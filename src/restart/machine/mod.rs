@@ -26,14 +26,15 @@ mod terms;
 mod undo;
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::plan::Plan;
 use super::times::time_of_recording;
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::ContainerKind;
+use crate::node::Instances;
 use progress::{OldState, Progress};
-use queue::Queue;
+use queue::Queued;
 use replay::Replay;
 pub use terms::*;
 use undo::Undo;
@@ -41,17 +42,20 @@ use undo::Undo;
 /// One restart of one pod.
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
-pub struct Machine {
+pub(crate) struct Machine {
     plan: Plan,
     phase: Phase,
-    /// Parallel to `plan.members`.
+    /// In start order.
     progress: Vec<Progress>,
-    queue: Queue,
+    /// What is wanted by now.
+    effects: Vec<Effect>,
+    /// `None`: it has been its turn, or is, or need not be waited for.
+    queue: Option<Queued>,
     deadline: Instant,
     /// Before that, the kubelet may not have seen any of the containers run.
     unseen_until: Option<Instant>,
-    /// How long it may yet wait for the guard's shields, and for nothing else.
-    last_moment: Option<Duration>,
+    /// It waits for the guard's shields, and for nothing else.
+    last_moment: bool,
     /// The guard's creation was refused after the release: the kubelet has recorded the shields.
     shields_recorded: bool,
     /// The kubelet has begun with the init containers while no plugin was there.
@@ -87,26 +91,30 @@ struct Told {
 
 impl Machine {
     /// What this restart is to do.
-    #[must_use]
-    pub fn plan(&self) -> &Plan {
+    pub(crate) fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// The same, of one that is over.
-    #[must_use]
-    pub fn into_plan(self) -> Plan {
+    /// What must outlive this process.
+    pub(crate) fn record(&self) -> Record {
+        Record {
+            phase: self.phase,
+            plan: self.plan.clone(),
+        }
+    }
+
+    /// What it was to do, of one that is over.
+    pub(crate) fn into_plan(self) -> Plan {
         self.plan
     }
 
     /// How far it is.
-    #[must_use]
-    pub fn phase(&self) -> Phase {
+    pub(crate) fn phase(&self) -> Phase {
         self.phase
     }
 
     /// When to send [`Event::Tick`] at the latest; `None` once it is over.
-    #[must_use]
-    pub fn deadline(&self) -> Option<Instant> {
+    pub(crate) fn deadline(&self) -> Option<Instant> {
         let next = self.start_at.into_iter().chain(self.unseen_until);
         let next = next.chain(self.replay_until()).chain(self.seen_from());
         let next = next.chain(self.undo_until()).chain(self.trusted_from());
@@ -115,48 +123,41 @@ impl Machine {
     }
 
     /// Whether exits of what it replaces are held. A replay may have let them go, and wait for a slow init container.
-    #[must_use]
-    pub fn is_holding(&self) -> bool {
+    pub(crate) fn is_holding(&self) -> bool {
         let queued = self.is_queued() && self.held_until().is_none();
         self.phase.is_holding(self.plan.way) && !self.replay.released && !queued
     }
 
     /// Whether the exit of this container belongs to the restart and must stay unseen for now.
-    #[must_use]
-    pub fn holds(&self, id: &ContainerId) -> bool {
-        let released = |index| {
-            let first = self.phase == Phase::Clear && self.goes_first(index);
-            self.is_released(index) || self.progress[index].shown || first
-        };
-        let index = self.index_of_old(id);
-        let waits = index.is_some_and(|index| !released(index));
-        self.phase.is_holding(self.plan.way) && !self.replay.released && waits
+    pub(crate) fn holds(&self, id: &ContainerId) -> bool {
+        self.of_old(id).is_some_and(|it| self.hides(it))
+    }
+
+    fn hides(&self, it: &Progress) -> bool {
+        let first = self.phase == Phase::Clear && it.goes_first();
+        let holds = self.phase.is_holding(self.plan.way) && !self.replay.released;
+        holds && !(self.is_released(it) || it.shown || first)
     }
 
     /// Whether the exit of a new attempt of that container must stay unseen for now: under Never the kubelet would see a
     /// pod that has been initialised and whose containers have all exited.
-    #[must_use]
-    pub fn holds_replayed(&self, name: &ContainerName) -> bool {
-        let member = self.plan.member(name);
-        let init = member.is_some_and(|member| member.kind == ContainerKind::Init);
+    pub(crate) fn holds_replayed(&self, name: &ContainerName) -> bool {
+        let init = self.get(name).is_some_and(|it| it.is(ContainerKind::Init));
         init && self.phase == Phase::Replay
     }
 
     /// Whether this is an attempt that the restart replaces: its exit is part of the restart.
-    #[must_use]
-    pub fn replaces(&self, id: &ContainerId) -> bool {
-        self.index_of_old(id).is_some()
+    pub(crate) fn replaces(&self, id: &ContainerId) -> bool {
+        self.of_old(id).is_some()
     }
 
     /// Whether it stops this container.
-    #[must_use]
-    pub fn ends(&self, id: &ContainerId) -> bool {
+    pub(crate) fn ends(&self, id: &ContainerId) -> bool {
         self.phase != Phase::Over && (self.replaces(id) || self.ending.contains(id))
     }
 
     /// Whether what runs is being killed, or is to be as soon as it is shielded.
-    #[must_use]
-    pub fn kills_at_once(&self) -> bool {
+    pub(crate) fn kills_at_once(&self) -> bool {
         self.plan.grace_ms == 0 && (self.killed || self.plan.shields_come_first())
     }
 
@@ -167,128 +168,112 @@ impl Machine {
     }
 
     /// Placeholders that still stand.
-    #[must_use]
-    pub fn leftovers(&self) -> Vec<(ContainerName, ContainerId)> {
+    pub(crate) fn leftovers(&self) -> Vec<(ContainerName, ContainerId)> {
         let waker = self.waker.iter().map(|id| (WAKER.into(), id.clone()));
-        self.members()
-            .flat_map(|(member, progress)| {
-                let name = &member.name;
-                let placeholders = progress.placeholders.keys();
-                placeholders.map(move |id| (name.clone(), id.clone()))
-            })
-            .chain(waker)
-            .collect()
+        let progress = self.progress.iter();
+        let placeholders = progress.flat_map(|it| {
+            let ids = it.placeholders.keys();
+            ids.map(move |id| (it.member.name.clone(), id.clone()))
+        });
+        placeholders.chain(waker).collect()
     }
 
     /// Containers that are neither running again nor completed, for a log line.
-    #[must_use]
-    pub fn waiting_for(&self) -> Vec<&ContainerName> {
-        (0..self.progress.len())
-            .filter(|&index| !self.settled(index) || self.is_left(index))
-            .map(|index| &self.plan.members[index].name)
-            .collect()
+    pub(crate) fn waiting_for(&self) -> Vec<&ContainerName> {
+        let progress = self.progress.iter();
+        let waiting = progress.filter(|it| !self.settled(it) || self.is_left(it));
+        waiting.map(|it| &it.member.name).collect()
     }
 
     /// Takes note of what happened.
-    pub fn handle(&mut self, now: Instant, event: Event) -> Vec<Effect> {
+    pub(crate) fn handle(&mut self, now: Instant, event: Event) -> Vec<Effect> {
         if self.phase == Phase::Over {
             return after_the_end(event);
         }
-        let mut effects = Vec::new();
         match event {
             Event::Announced => self.told.announced = true,
-            Event::Recovered(result) => effects.extend(self.recovered(result)),
+            Event::Recovered(result) => self.recovered(result),
             Event::NotReplayed(name, why) => {
                 let failure = &mut self.replay.failure;
                 failure.get_or_insert_with(|| format!("{name}: {why}"));
             }
-            Event::Made(name, id, took) => {
-                effects.extend(self.made(&name, id, now + time_of_recording(took)));
-            }
+            Event::Made(name, id, took) => self.made(&name, id, now + time_of_recording(took)),
             Event::Recorded(ids) => self.recorded(&ids, now),
             Event::Called => self.is_called(),
-            Event::Queued => effects.extend(self.is_to_wait()),
+            Event::Queued => self.is_to_wait(),
             Event::Held(id, since) => {
                 self.set_held(&id, since);
-                effects.extend(self.queue_shields());
+                self.shield_in_queue();
             }
             Event::Exited(id) => {
                 self.stopped(&id);
                 self.set_old(&id, OldState::Exited);
-                effects.extend(self.queue_shields());
+                self.shield_in_queue();
             }
-            Event::Ended(name, id, code) => effects.extend(self.ended(&name, id, code, now)),
-            Event::PlaceholderMade(name, id, _)
-                if name == WAKER.into() && self.wants_shield(&name) =>
-            {
-                self.waker = Some(id);
-            }
-            Event::Gone(id) => effects.extend(self.gone(&id, now)),
-            Event::PlaceholderMade(name, id, took) => {
-                self.comes_no_more(&name);
-                self.add_placeholder(&name, id.clone(), Some(self.listed_by(took, now)));
-                if !self.wants_shield(&name) {
-                    // Too late to shield anything.
-                    effects.push(Effect::Remove(id));
-                }
-            }
+            Event::Ended(name, id, code) => self.ended(&name, &id, code, now),
+            Event::Gone(id) => self.gone(&id, now),
+            Event::PlaceholderMade(name, id, took) => self.placeholder_made(&name, id, took, now),
             Event::NotMade(name) => self.comes_no_more(&name),
             Event::Started(name, id) => {
-                effects.extend(self.started(&name, id, now));
+                self.started(&name, id, now);
                 if self.intruded() {
-                    effects.extend(self.again(true, now));
-                    return effects;
+                    self.again(true, now);
                 }
             }
-            Event::Deleted => {
-                effects.extend(self.finish(Outcome::Deleted));
-                return effects;
-            }
-            Event::CalledOff => {
-                if !self.killed {
-                    effects.extend(self.finish(Outcome::CalledOff));
-                    return effects;
-                }
-            }
+            Event::Deleted => self.finish(Outcome::Deleted),
+            Event::CalledOff if !self.killed => self.finish(Outcome::CalledOff),
+            Event::CalledOff => {}
             Event::Tick => {}
         }
-        effects.extend(self.advance(now));
-        effects
+        self.advance(now);
+        self.take_effects()
+    }
+
+    fn take_effects(&mut self) -> Vec<Effect> {
+        std::mem::take(&mut self.effects)
     }
 
     /// Takes note of what is in the runtime, some of which may have come while nobody was there to tell.
-    pub fn relisted(&mut self, found: &[Found]) {
+    pub(crate) fn relisted(&mut self, found: &Instances) {
         self.begun |= self.kubelet_has_begun(found);
     }
 
     /// Whether the kubelet may create a container of that name now.
-    pub fn admit_create(&mut self, now: Instant, name: &ContainerName) -> (Verdict, Vec<Effect>) {
-        let Some(index) = self.index_of(name) else {
+    pub(crate) fn admit_create(
+        &mut self,
+        now: Instant,
+        name: &ContainerName,
+    ) -> (Verdict, Vec<Effect>) {
+        let verdict = self.admit(now, name);
+        (verdict, self.take_effects())
+    }
+
+    fn admit(&mut self, now: Instant, name: &ContainerName) -> Verdict {
+        let Some(it) = self.get(name) else {
             // Not part of the restart: an ephemeral container, or action Restart of another one.
-            return (Verdict::Admit, Vec::new());
+            return Verdict::Admit;
         };
         match self.phase {
-            Phase::Down | Phase::Replay | Phase::Clear => (Verdict::NotYet, Vec::new()),
+            Phase::Down | Phase::Replay | Phase::Clear => Verdict::NotYet,
             Phase::Shielded => {
-                self.shields_recorded |= self.proves_recording(index) && self.is_undo_seen(now);
-                let effects = self.advance(now);
-                let verdict = if self.start_at.is_some() {
+                self.shields_recorded |= self.proves_recording(it) && self.is_undo_seen(now);
+                self.advance(now);
+                if self.start_at.is_some() {
                     Verdict::BackOff
                 } else {
                     Verdict::NotYet
-                };
-                (verdict, effects)
+                }
             }
-            Phase::Up if self.failing && self.progress[index].old != Some(OldState::Gone) => {
-                (Verdict::NotYet, Vec::new())
+            Phase::Up if self.failing && !it.was_removed() => Verdict::NotYet,
+            Phase::Up if self.start_at.is_some_and(|at| now < at) => Verdict::BackOff,
+            Phase::Up if self.is_turn_of(it) && !self.is_hasty(it, now) => {
+                if let Some(it) = self.get_mut(name) {
+                    it.admitted = Some(now);
+                }
+                Verdict::Admit
             }
-            Phase::Up if self.start_at.is_some_and(|at| now < at) => (Verdict::BackOff, Vec::new()),
-            Phase::Up if self.is_turn_of(index) && !self.is_hasty(index, now) => {
-                self.progress[index].admitted = Some(now);
-                (Verdict::Admit, Vec::new())
-            }
-            Phase::Up => (Verdict::OutOfOrder, Vec::new()),
-            Phase::Over => (Verdict::Admit, Vec::new()),
+            Phase::Up => Verdict::OutOfOrder,
+            Phase::Over => Verdict::Admit,
         }
     }
 }

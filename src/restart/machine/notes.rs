@@ -5,51 +5,37 @@ use std::time::{Duration, Instant};
 
 use super::Machine;
 use super::progress::{NewState, OldState, Progress};
-use super::terms::{Effect, Phase};
+use super::terms::{Effect, Phase, WAKER};
 use crate::ids::{ContainerId, ContainerName, ExitCode};
-use crate::kube::{ContainerKind, RestartPolicy};
 use crate::restart::times::{
     LONGEST_RECORDING, SHIELD_TIME, TRUST_TIME, time_of_recording, time_of_relist,
 };
 
 impl Machine {
-    pub(super) fn index_of(&self, name: &ContainerName) -> Option<usize> {
-        self.plan
-            .members
-            .iter()
-            .position(|member| member.name == *name)
+    pub(super) fn get(&self, name: &ContainerName) -> Option<&Progress> {
+        self.progress.iter().find(|it| it.member.name == *name)
     }
 
-    pub(super) fn index_of_old(&self, id: &ContainerId) -> Option<usize> {
-        self.plan
-            .members
-            .iter()
-            .position(|member| member.old.as_ref().is_some_and(|old| old.id == *id))
+    pub(super) fn get_mut(&mut self, name: &ContainerName) -> Option<&mut Progress> {
+        self.progress.iter_mut().find(|it| it.member.name == *name)
     }
 
-    pub(super) fn old_id(&self, index: usize) -> Option<ContainerId> {
-        self.plan.members[index]
-            .old
-            .as_ref()
-            .map(|old| old.id.clone())
+    /// The container whose newest attempt that was when the restart was decided.
+    pub(super) fn of_old(&self, id: &ContainerId) -> Option<&Progress> {
+        let mut progress = self.progress.iter();
+        progress.find(|it| it.member.old_id() == Some(id))
     }
 
-    /// Those from before the restart. A replay that fell back has made old ones older.
-    pub(super) fn attempts_of(&self, index: usize) -> impl Iterator<Item = ContainerId> {
-        let older = self.plan.members[index].older.iter().cloned();
-        self.old_id(index).into_iter().chain(older)
-    }
-
-    pub(super) fn olds(&self) -> Vec<ContainerId> {
-        let members = 0..self.progress.len();
-        members.flat_map(|index| self.attempts_of(index)).collect()
+    pub(super) fn of_old_mut(&mut self, id: &ContainerId) -> Option<&mut Progress> {
+        let mut progress = self.progress.iter_mut();
+        progress.find(|it| it.member.old_id() == Some(id))
     }
 
     pub(super) fn set_old(&mut self, id: &ContainerId, state: OldState) {
-        if let Some(index) = self.index_of_old(id)
-            && self.progress[index].old != Some(OldState::Gone)
+        if let Some(it) = self.of_old_mut(id)
+            && !it.old_is_gone()
         {
-            self.progress[index].old = Some(state);
+            it.old = state;
         }
     }
 
@@ -58,139 +44,146 @@ impl Machine {
         if !self.ending.remove(id) {
             return;
         }
-        let mut news = self.progress.iter_mut().map(|it| &mut it.new);
-        if let Some(new) = news.find(|new| **new == NewState::Running(id.clone())) {
-            *new = NewState::Ended(id.clone(), None);
+        let mut progress = self.progress.iter_mut();
+        if let Some(it) = progress.find(|it| it.running() == Some(id)) {
+            it.new = NewState::Ended(id.clone(), None);
         }
     }
 
     pub(super) fn ended(
         &mut self,
         name: &ContainerName,
-        id: ContainerId,
+        id: &ContainerId,
         code: Option<ExitCode>,
         now: Instant,
-    ) -> Vec<Effect> {
-        self.ending.remove(&id);
-        if let Some(index) = self.index_of_old(&id) {
-            let stays = !self.is_cleared_away(index);
-            self.progress[index].old_exit = self.progress[index].old_exit.or(code);
-            return self
-                .not_to_stay(index)
-                .filter(|_| stays)
-                .unwrap_or_default();
+    ) {
+        self.ending.remove(id);
+        if self.of_old(id).is_some() {
+            self.old_ended(id, code);
+        } else if let Some(index) = self.index_of_new(name, id) {
+            let it = &mut self.progress[index];
+            it.made.take_if(|made| made == id);
+            let known = match &it.new {
+                NewState::Ended(new, known) if new == id => *known,
+                _ => None,
+            };
+            it.new = NewState::Ended(id.clone(), code.or(known));
+            self.replaced(index, now);
         }
-        let Some(index) = self.index_of_new(name, &id) else {
-            return Vec::new();
-        };
-        let progress = &mut self.progress[index];
-        progress.made.take_if(|made| *made == id);
-        let known = match &progress.new {
-            NewState::Ended(new, known) if *new == id => *known,
-            _ => None,
-        };
-        progress.new = NewState::Ended(id, code.or(known));
-        self.replaced(index, now)
     }
 
     /// The code of an exit may be known only after its release. If it is one that the kubelet would leave alone, the
     /// container is removed after the others.
-    fn not_to_stay(&self, index: usize) -> Option<Vec<Effect>> {
-        let cleared = matches!(self.phase, Phase::Clear | Phase::Up) && self.is_cleared_away(index);
-        let id = self.old_id(index).filter(|_| cleared)?;
-        let mut effects = vec![Effect::Release(vec![id])];
-        effects.extend(self.removals_of(index));
-        Some(effects)
+    fn old_ended(&mut self, id: &ContainerId, code: Option<ExitCode>) {
+        let stays = |it: &Self| it.of_old(id).is_some_and(|of| !it.is_cleared_away(of));
+        let stayed = stays(self);
+        if let Some(it) = self.of_old_mut(id) {
+            it.old_exit = it.old_exit.or(code);
+        }
+        if stayed && !stays(self) && matches!(self.phase, Phase::Clear | Phase::Up) {
+            self.effects.push(Effect::Release(vec![id.clone()]));
+            self.remove_olds(|_, it| it.member.old_id() == Some(id));
+        }
     }
 
     /// The member of that name, if this is no attempt from before the restart.
     fn index_of_new(&self, name: &ContainerName, id: &ContainerId) -> Option<usize> {
-        let index = self.index_of(name)?;
-        let before = self.plan.members[index].older.contains(id) || self.index_of_old(id).is_some();
-        (!before).then_some(index)
+        let mut progress = self.progress.iter();
+        let index = progress.position(|it| it.member.name == *name)?;
+        (!self.plan.knew(id)).then_some(index)
     }
 
-    pub(super) fn gone(&mut self, id: &ContainerId, now: Instant) -> Vec<Effect> {
-        if let Some(index) = self.index_of_old(id) {
-            self.progress[index].old = Some(OldState::Gone);
+    pub(super) fn gone(&mut self, id: &ContainerId, now: Instant) {
+        if let Some(it) = self.of_old_mut(id) {
+            it.old = OldState::Gone;
         }
         self.stopped(id);
         self.waker.take_if(|waker| waker == id);
-        let mut effects = Vec::new();
         for index in 0..self.progress.len() {
-            let name = self.plan.members[index].name.clone();
-            let progress = &mut self.progress[index];
-            progress.older.remove(id);
-            if progress.made.take_if(|made| made == id).is_some() {
-                progress.missed_until = None;
+            let it = &mut self.progress[index];
+            it.older.remove(id);
+            if it.made.take_if(|made| made == id).is_some() {
+                it.missed_until = None;
             }
-            let shield = progress.placeholders.remove(id).is_some();
-            let seen = progress.old != Some(OldState::Gone);
+            let shield = it.placeholders.remove(id).is_some();
             // Whoever tidies up on a node takes what was never started for dead. Another takes its place, also just
             // after the release.
-            if shield && seen && self.is_shielding(&name) {
-                let shields = self.shields_of(index);
+            if shield && !it.old_is_gone() && self.is_shielding(&self.progress[index]) {
+                let it = &mut self.progress[index];
+                let shields = it.shield(it.lacks_placeholders());
                 if self.phase == Phase::Down && !shields.is_empty() {
                     self.deadline = self.deadline.max(now + SHIELD_TIME);
                 }
-                effects.extend(shields);
+                self.effects.extend(shields);
             }
         }
-        effects
     }
 
     /// `listed`: when the kubelet has listed it, unless the pod's status says so before.
-    pub(super) fn made(
-        &mut self,
-        name: &ContainerName,
-        id: ContainerId,
-        listed: Instant,
-    ) -> Vec<Effect> {
-        // The kubelet may have been faster while no gate was there.
-        let wanted = |index: &usize| {
-            self.phase == Phase::Replay && self.progress[*index].new == NewState::None
-        };
-        match self.index_of(name).filter(wanted) {
-            Some(index) => {
-                self.progress[index].made = Some(id);
-                self.progress[index].missed_until = Some(listed);
-                self.let_nothing_be_seen_before(listed, index);
-                Vec::new()
+    pub(super) fn made(&mut self, name: &ContainerName, id: ContainerId, listed: Instant) {
+        let replays = self.phase == Phase::Replay;
+        match self.get_mut(name) {
+            Some(it) if replays && !it.is_new() => {
+                it.made = Some(id);
+                it.missed_until = Some(listed);
+                if it.is_to_hide() {
+                    self.let_nothing_be_seen_before(listed);
+                }
             }
-            None => vec![Effect::Remove(id)],
+            // The kubelet may have been faster while no gate was there.
+            _ => self.effects.push(Effect::Remove(id)),
         }
     }
 
-    /// When the kubelet has listed a placeholder that took so long to make, unless the pod's status says so before. A pod of
-    /// which it has seen an exit it looks at again and again, and it may be about to at any moment.
-    pub(super) fn listed_by(&self, took: Duration, now: Instant) -> Instant {
+    pub(super) fn placeholder_made(
+        &mut self,
+        name: &ContainerName,
+        id: ContainerId,
+        took: Duration,
+        now: Instant,
+    ) {
+        // A pod of which the kubelet has seen an exit it looks at again and again, and it may be about to at any moment.
         let shown = self.progress.iter().any(|it| it.shown);
-        now + if shown {
+        let recording = if shown {
             LONGEST_RECORDING
         } else {
             time_of_recording(took)
+        };
+        let wanted = self.wants_shield(name);
+        self.comes_no_more(name);
+        if *name == WAKER.into() && wanted {
+            self.waker = Some(id);
+        } else {
+            self.add_placeholder(name, id.clone(), Some(now + recording));
+            if !wanted {
+                // Too late to shield anything.
+                self.effects.push(Effect::Remove(id));
+            }
+        }
+    }
+
+    pub(super) fn comes_no_more(&mut self, name: &ContainerName) {
+        if let Some(it) = self.get_mut(name) {
+            it.coming = it.coming.saturating_sub(1);
         }
     }
 
     /// The kubelet has listed these, and whatever it lists from now on has them as well.
     pub(super) fn recorded(&mut self, ids: &BTreeSet<ContainerId>, now: Instant) {
         let mut all = true;
-        for progress in &mut self.progress {
-            let newest = match &progress.new {
-                NewState::None => progress.made.as_ref(),
-                NewState::Running(id) | NewState::Ended(id, _) => Some(id),
-            };
+        for it in &mut self.progress {
+            let newest = it.new.id().or(it.made.as_ref());
             if newest.is_some_and(|id| ids.contains(id)) {
-                progress.missed_until = progress.missed_until.map(|until| until.min(now));
+                it.missed_until = it.missed_until.map(|until| until.min(now));
             } else {
                 all = false;
             }
             // And those of the same container that were there before.
-            let shields = progress.placeholders.iter();
-            let listed = shields.filter(|(id, _)| ids.contains(id));
-            if let Some(until) = listed.filter_map(|(_, until)| *until).max() {
-                for it in progress.placeholders.values_mut() {
-                    it.take_if(|it| *it <= until);
+            let shields = &mut it.placeholders;
+            let listed = shields.iter().filter(|(id, _)| ids.contains(id));
+            if let Some(last) = listed.filter_map(|(_, until)| *until).max() {
+                for until in shields.values_mut() {
+                    until.take_if(|until| *until <= last);
                 }
             }
         }
@@ -198,21 +191,17 @@ impl Machine {
     }
 
     /// Whether this attempt waits to be started.
-    #[must_use]
-    pub fn is_to_start(&self, id: &ContainerId) -> bool {
-        let mut made = self.progress.iter().filter_map(|it| it.made.as_ref());
-        self.phase == Phase::Replay && made.any(|made| made == id)
+    pub(crate) fn is_to_start(&self, id: &ContainerId) -> bool {
+        let mut progress = self.progress.iter();
+        self.phase == Phase::Replay && progress.any(|it| it.made.as_ref() == Some(id))
     }
 
     /// Those that no relist can have missed any more hide what is behind them. Shortly before the exits are released they are
     /// taken to do so.
     pub(super) fn trust_placeholders(&mut self, now: Instant) {
         let ends = now + TRUST_TIME >= self.deadline;
-        let placeholders = self
-            .progress
-            .iter_mut()
-            .flat_map(|it| it.placeholders.values_mut());
-        for until in placeholders {
+        let progress = self.progress.iter_mut();
+        for until in progress.flat_map(|it| it.placeholders.values_mut()) {
             until.take_if(|from| ends || now >= *from);
         }
     }
@@ -221,9 +210,8 @@ impl Machine {
     pub(super) fn trusted_from(&self) -> Option<Instant> {
         let untrusted = self.progress.iter().flat_map(Progress::untrusted);
         let ends = self.deadline.checked_sub(TRUST_TIME);
-        untrusted
-            .min()
-            .map(|from| ends.map_or(*from, |ends| ends.min(*from)))
+        let from = untrusted.min().copied()?;
+        Some(ends.map_or(from, |ends| ends.min(from)))
     }
 
     /// Until when that placeholder may have been missed by a relist.
@@ -238,73 +226,63 @@ impl Machine {
         id: ContainerId,
         untrusted_until: Option<Instant>,
     ) {
-        if let Some(index) = self.index_of(name) {
-            let placeholders = &mut self.progress[index].placeholders;
-            placeholders.insert(id, untrusted_until);
+        if let Some(it) = self.get_mut(name) {
+            it.placeholders.insert(id, untrusted_until);
         }
     }
 
-    pub(super) fn started(
-        &mut self,
-        name: &ContainerName,
-        id: ContainerId,
-        now: Instant,
-    ) -> Vec<Effect> {
+    pub(super) fn started(&mut self, name: &ContainerName, id: ContainerId, now: Instant) {
         let Some(index) = self.index_of_new(name, &id) else {
-            return Vec::new();
+            return;
         };
+        let it = &mut self.progress[index];
         // The news of its end may have been faster.
-        if matches!(&self.progress[index].new, NewState::Ended(ended, _) if *ended == id) {
-            return Vec::new();
+        if matches!(&it.new, NewState::Ended(ended, _) if *ended == id) {
+            return;
         }
-        let progress = &mut self.progress[index];
-        progress.made.take_if(|made| *made == id);
-        progress.new = NewState::Running(id);
-        progress.started = Some(now);
-        self.replaced(index, now)
+        it.made.take_if(|made| *made == id);
+        it.new = NewState::Running(id);
+        it.started = Some(now);
+        self.replaced(index, now);
     }
 
     /// A container that has started needs its placeholders no more, nor another attempt: with them gone, the old one is
     /// its `lastState`.
-    pub(super) fn replaced(&mut self, index: usize, now: Instant) -> Vec<Effect> {
-        let progress = &mut self.progress[index];
+    fn replaced(&mut self, index: usize, now: Instant) {
+        let it = &mut self.progress[index];
         // One that the kubelet made was there after it was admitted, and before it started.
-        let took = progress.started.zip(progress.admitted);
+        let took = it.started.zip(it.admitted);
         let took = took.map(|(started, admitted)| started.saturating_duration_since(admitted));
         let by = now + time_of_relist(took.unwrap_or_default());
-        progress.missed_until.get_or_insert(by);
-        self.unshield(now)
+        it.missed_until.get_or_insert(by);
+        self.unshield(now);
     }
 
     /// Removes what shielded containers that have started. Where the pod could be taken for failed, it stays until no relist
     /// is under way that has listed neither it nor what has started.
-    pub(super) fn unshield(&mut self, now: Instant) -> Vec<Effect> {
-        let mut effects = Vec::new();
+    pub(super) fn unshield(&mut self, now: Instant) {
         for index in 0..self.progress.len() {
-            let until = self.shields_until(index).is_some_and(|until| now < until);
-            let progress = &mut self.progress[index];
-            if progress.new != NewState::None && !until && progress.missed_until.take().is_some() {
-                effects.extend(progress.unstarted().cloned().map(Effect::Remove));
+            let until = self.shields_until(&self.progress[index]);
+            let stays = until.is_some_and(|until| now < until);
+            let it = &mut self.progress[index];
+            if it.is_new() && !stays && it.missed_until.take().is_some() {
+                let removals = it.unstarted().cloned().map(Effect::Remove);
+                self.effects.extend(removals);
             }
         }
-        effects
     }
 
     /// When what shields containers that have started can go.
     pub(super) fn unshields_from(&self) -> Option<Instant> {
-        let all = 0..self.progress.len();
-        all.filter_map(|index| self.shields_until(index)).min()
+        let progress = self.progress.iter();
+        progress.filter_map(|it| self.shields_until(it)).min()
     }
 
     /// Until when what shields that container stays after its start: its exit can be seen, and is not to be.
-    fn shields_until(&self, index: usize) -> Option<Instant> {
-        let (member, progress) = (&self.plan.members[index], &self.progress[index]);
-        let seen = self.old_id(index).is_some_and(|old| !self.holds(&old));
-        let matters = member.kind == ContainerKind::Regular
-            && member.restart_policy != RestartPolicy::Always
-            && progress.new != NewState::None
-            && progress.unstarted().next().is_some()
-            && !progress.old_is_gone();
-        progress.missed_until.filter(|_| seen && matters)
+    fn shields_until(&self, it: &Progress) -> Option<Instant> {
+        let seen = !self.hides(it);
+        let matters =
+            it.is_to_hide() && it.is_new() && it.unstarted().next().is_some() && !it.old_is_gone();
+        it.missed_until.filter(|_| seen && matters)
     }
 }

@@ -10,79 +10,74 @@ use std::time::Instant;
 use super::Machine;
 use super::progress::{OldState, Progress};
 use super::terms::{Effect, Phase};
-use crate::exit_hold;
 use crate::ids::ContainerId;
 use crate::kube::ContainerKind;
-use crate::restart::plan::Member;
 use crate::restart::times::{BURST_LIMIT, DOWN_LIMIT, ENOUGH_TIME, LAST_MOMENT};
 
-/// Whether it is the pod's turn.
+/// A place among the pods that restart at once.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Queued {
+    since: Instant,
+    place: Place,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Queue {
+enum Place {
     /// It has asked, and nobody has answered yet.
-    Asked(Instant),
-    /// Other pods come first, since then.
-    Waiting(Instant),
-    /// It is, if what has ended can be held or seen for long enough.
-    Called(Instant),
-    /// It has been, or is, or need not be waited for.
-    Passed,
+    Asked,
+    /// Other pods come first.
+    Waiting,
+    /// It is the pod's turn, if what has ended can be held or seen for long enough.
+    Called,
 }
 
 impl Machine {
     /// Whether nothing has been killed yet because other pods come first.
-    #[must_use]
-    pub fn is_queued(&self) -> bool {
-        self.phase == Phase::Down && self.queue != Queue::Passed
+    pub(crate) fn is_queued(&self) -> bool {
+        self.phase == Phase::Down && self.queue.is_some()
     }
 
     /// Whether others had better wait until what has ended of this pod is shielded: its hold ends first.
-    #[must_use]
-    pub fn is_exposed(&self) -> bool {
-        let waits = matches!(self.queue, Queue::Waiting(_) | Queue::Called(_));
+    pub(crate) fn is_exposed(&self) -> bool {
         let held = self.progress.iter().any(|it| it.held_since.is_some());
-        let lacks = (0..self.progress.len()).any(|index| self.lacks_in_queue(index) > 0);
-        self.is_queued() && waits && held && lacks
+        let mut progress = self.progress.iter();
+        let lacks = progress.any(|it| self.lacks_in_queue(it) > 0);
+        self.is_queued() && !self.has_just_asked() && held && lacks
     }
 
     /// Whether it has, or still wants, a turn among the pods of this node.
-    #[must_use]
-    pub fn wants_turn(&self) -> bool {
-        let lacks = |index: usize| {
-            !self.progress[index].old_is_gone() && self.lacks_placeholders(index) > 0
-        };
-        let done = self.killed && self.all_down() && !(0..self.progress.len()).any(lacks);
+    pub(crate) fn wants_turn(&self) -> bool {
+        let lacks = |it: &Progress| !it.old_is_gone() && it.lacks_placeholders() > 0;
+        let done = self.killed && self.all_down() && !self.progress.iter().any(lacks);
         match self.phase {
             Phase::Down => self.is_queued() || self.replays_at_once() || !done,
             phase => phase == Phase::Replay,
         }
     }
 
+    fn has_just_asked(&self) -> bool {
+        self.queue.is_some_and(|it| it.place == Place::Asked)
+    }
+
     /// Other pods come first: what has ended is shielded meanwhile.
-    pub(super) fn is_to_wait(&mut self) -> Vec<Effect> {
-        if let Queue::Asked(since) = self.queue {
-            self.queue = Queue::Waiting(since);
+    pub(super) fn is_to_wait(&mut self) {
+        if let Some(queued) = self.queue.as_mut().filter(|it| it.place == Place::Asked) {
+            queued.place = Place::Waiting;
         }
-        self.queue_shields()
+        self.shield_in_queue();
     }
 
     pub(super) fn is_called(&mut self) {
-        if let Queue::Asked(since) | Queue::Waiting(since) = self.queue {
-            self.queue = Queue::Called(since);
+        if let Some(queued) = &mut self.queue {
+            queued.place = Place::Called;
         }
     }
 
-    /// What shields the exits that are held, or have been seen, by now.
-    pub(super) fn queue_shields(&mut self) -> Vec<Effect> {
-        if !self.is_queued() || matches!(self.queue, Queue::Asked(_)) {
-            return Vec::new();
+    /// Shields the exits that are held, or have been seen, by now.
+    pub(super) fn shield_in_queue(&mut self) {
+        if self.is_queued() && !self.has_just_asked() {
+            self.shield(Self::lacks_in_queue);
         }
-        let mut effects = Vec::new();
-        for index in self.guard_first() {
-            let lacks = self.lacks_in_queue(index);
-            effects.extend(self.shields(index, lacks));
-        }
-        effects
     }
 
     /// Until when an exit that is held now can be.
@@ -92,166 +87,135 @@ impl Machine {
     }
 
     /// Returns whether it has got on.
-    pub(super) fn step_queue(&mut self, now: Instant, effects: &mut Vec<Effect>) -> bool {
-        let (Queue::Asked(since) | Queue::Waiting(since) | Queue::Called(since)) = self.queue
-        else {
+    pub(super) fn step_queue(&mut self, now: Instant) -> bool {
+        let Some(Queued { since, place }) = self.queue else {
             return false;
         };
-        let until = self.held_until();
-        self.deadline = match until {
-            None => since + BURST_LIMIT,
+        let called = place == Place::Called;
+        let Some(until) = self.held_until() else {
+            self.deadline = since + BURST_LIMIT;
+            // Whoever has their turn may have been stopped in it.
+            let passes = called || now >= self.deadline;
+            if passes {
+                self.pass(now);
+            }
+            return passes;
+        };
+        self.deadline = if self.last_moment {
             // What could be shielded has been waited for.
-            Some(until) if self.last_moment.is_none() => until + LAST_MOMENT,
-            Some(until) => until,
+            until + LAST_MOMENT
+        } else {
+            until
         };
         let late = now >= self.deadline;
-        let called = matches!(self.queue, Queue::Called(_));
-        let enough = until.is_none_or(|until| now + ENOUGH_TIME <= until);
-        if called && enough {
-            self.pass(now, effects);
-        } else if until.is_none() {
-            // Whoever has their turn may have been stopped in it.
-            if !late {
-                return false;
-            }
-            self.pass(now, effects);
-        } else if self.queue_stands() && (called || late) {
-            self.show(effects);
+        let stands = |it: &Progress| !self.is_exposed_in_queue(it);
+        let all_stand = self.progress.iter().all(stands);
+        let guard_stands = self.guard().is_none_or(stands);
+        if called && now + ENOUGH_TIME <= until {
+            self.pass(now);
+        } else if all_stand && (called || late) {
+            self.show();
         } else if !late {
             return false;
-        } else if self.last_moment.take().is_some() {
-            // That was for all of it.
-        } else if self
-            .guard()
-            .is_none_or(|guard| !self.is_exposed_in_queue(guard))
-        {
-            self.show(effects);
+        } else if !self.last_moment {
+            self.last_moment = true;
+        } else if guard_stands {
+            self.show();
         } else {
-            self.queue = Queue::Passed;
-            self.fail(now, effects);
+            self.queue = None;
+            self.fail(now);
         }
         true
     }
 
     /// Containers that have time to stop, and what begins anew, wait for nobody: the one for too long, the other has its turn.
-    pub(super) fn queue_from(&self, now: Instant) -> Queue {
+    pub(super) fn enter_queue(&mut self, now: Instant) {
         let anew = self.plan.again > 0 || self.plan.replayed_inits;
         if anew || self.plan.grace_ms > 0 {
-            Queue::Passed
+            self.pass(now);
         } else {
-            Queue::Asked(now)
+            self.queue = Some(Queued {
+                since: now,
+                place: Place::Asked,
+            });
+            self.effects.push(Effect::AskForTurn);
         }
-    }
-
-    pub(super) fn enter_queue(&mut self, now: Instant) -> Vec<Effect> {
-        let mut effects = Vec::new();
-        if self.queue == Queue::Passed {
-            self.pass(now, &mut effects);
-        } else {
-            effects.push(Effect::AskForTurn);
-        }
-        effects
     }
 
     /// It is its turn.
-    fn pass(&mut self, now: Instant, effects: &mut Vec<Effect>) {
-        self.queue = Queue::Passed;
-        self.last_moment = Some(LAST_MOMENT);
+    pub(super) fn pass(&mut self, now: Instant) {
+        self.queue = None;
+        self.last_moment = false;
         self.deadline = self.held_until().unwrap_or(now + DOWN_LIMIT);
-        effects.extend(self.announce(true));
+        self.announce(true);
         if self.replays() {
-            effects.push(Effect::Recover);
+            self.effects.push(Effect::Recover);
         }
         if !self.replays_at_once() {
-            effects.extend(self.begin_shields());
+            self.begin_shields();
         }
-        effects.extend(self.waker_wanted());
+        self.want_waker();
     }
 
     /// What has ended is released behind its shields. What is not shielded is removed: the kubelet starts what is gone.
-    fn show(&mut self, effects: &mut Vec<Effect>) {
-        let mut seen = Vec::new();
-        for index in 0..self.progress.len() {
-            if self.progress[index].held_since.is_none() {
-                continue;
+    fn show(&mut self) {
+        let held = self.progress.iter().filter(|it| it.held_since.is_some());
+        let olds = held.filter_map(|it| it.member.old_id()).cloned().collect();
+        self.effects.push(Effect::Release(olds));
+        self.remove_olds(|it, of| of.held_since.is_some() && it.is_exposed_in_queue(of));
+        for it in &mut self.progress {
+            if it.held_since.take().is_some() {
+                it.shown = true;
+                it.old = OldState::Exited;
             }
-            seen.extend(self.old_id(index));
-            if self.is_exposed_in_queue(index) {
-                effects.extend(self.removals_of(index));
-            }
-            let progress = &mut self.progress[index];
-            progress.held_since = None;
-            progress.shown = true;
-            progress.old = Some(OldState::Exited);
         }
-        self.last_moment = Some(LAST_MOMENT);
-        effects.insert(0, Effect::Release(seen));
+        self.last_moment = false;
     }
 
     /// How many placeholders the exit of that container needs before it may be seen, beside those that stand. While another
     /// regular container runs, the pod cannot be taken for stopped (`getPhase`).
-    fn lacks_in_queue(&self, index: usize) -> usize {
-        let member = &self.plan.members[index];
-        let is_trigger = member.name == self.plan.trigger.name;
-        let ended = matches!(
-            self.progress[index].old,
-            Some(OldState::Held | OldState::Exited)
-        );
+    fn lacks_in_queue(&self, it: &Progress) -> usize {
+        let is_trigger = it.member.name == self.plan.trigger.name;
+        let ended = it.old_has_ended() && (is_trigger || it.member.was_running());
         // What had ended before is seen as it is, and what the kubelet starts again may be seen.
-        if self.plan.is_by_policy() || !ended || !(is_trigger || member.was_running()) {
+        if self.plan.is_by_policy() || !ended {
             return 0;
         }
-        let runs = |(at, (it, progress)): (usize, (&Member, &Progress))| {
-            at != index
-                && it.kind == ContainerKind::Regular
-                && progress.old == Some(OldState::Running)
-        };
-        let alone = !self.members().enumerate().any(runs);
-        let all = self.lacks_placeholders(index);
+        // An attempt that runs is another's: this one has ended.
+        let runs = |it: &Progress| it.is(ContainerKind::Regular) && it.old == OldState::Running;
+        let alone = !self.progress.iter().any(runs);
         // Where kinds are guessed, it may be an init container.
-        let regular = self.plan.ordered && member.kind == ContainerKind::Regular;
-        all.saturating_sub(usize::from(self.is_guard(index) && regular && !alone))
+        let regular = self.plan.ordered && it.is(ContainerKind::Regular);
+        let spared = self.is_guard(it) && regular && !alone;
+        it.lacks_placeholders().saturating_sub(usize::from(spared))
     }
 
     /// Whether the kubelet wants to create that container only after it has recorded what shields the pod: the guard, unless it
     /// has been wanted since it was shown.
-    pub(super) fn proves_recording(&self, index: usize) -> bool {
-        let shown = |index: usize| self.progress[index].shown;
-        if !self.guard().is_some_and(shown) {
-            return self.is_guard(index);
-        }
-        let proves = |&index: &usize| self.plan.members[index].placeholders > 0 && !shown(index);
-        let any = (0..self.progress.len()).any(|index| proves(&index));
-        if any {
-            proves(&index)
+    pub(super) fn proves_recording(&self, it: &Progress) -> bool {
+        let shields = |it: &Progress| it.member.placeholders > 0 && !it.shown;
+        let shown = self.guard().is_some_and(|it| it.shown);
+        if shown && self.progress.iter().any(shields) {
+            shields(it)
         } else {
-            self.is_guard(index)
+            self.is_guard(it)
         }
     }
 
-    fn is_exposed_in_queue(&self, index: usize) -> bool {
-        let untrusted = self.progress[index].untrusted().count();
-        self.lacks_in_queue(index) + untrusted > 0
-    }
-
-    fn queue_stands(&self) -> bool {
-        (0..self.progress.len()).all(|index| !self.is_exposed_in_queue(index))
-    }
-
-    /// Of exits that are held, those whose hooks have not given up.
-    pub(super) fn is_held_still(since: Instant, now: Instant) -> bool {
-        now.saturating_duration_since(since) < exit_hold::LIMIT
+    fn is_exposed_in_queue(&self, it: &Progress) -> bool {
+        self.lacks_in_queue(it) + it.untrusted().count() > 0
     }
 
     /// The exit of that container is held, since then.
     pub(super) fn set_held(&mut self, id: &ContainerId, since: Instant) {
         self.set_old(id, OldState::Held);
-        if let Some(index) = self.index_of_old(id)
-            && self.progress[index].old == Some(OldState::Held)
+        let replaces = self.plan.again == 0 && self.phase == Phase::Down && !self.is_queued();
+        if let Some(it) = self.of_old_mut(id)
+            && it.old == OldState::Held
         {
-            self.progress[index].held_since = Some(since);
+            it.held_since = Some(since);
             // A hook that another process told to wait has waited for long.
-            if self.phase == Phase::Down && !self.is_queued() && self.plan.again == 0 {
+            if replaces {
                 self.deadline = self.deadline.min(since + DOWN_LIMIT + LAST_MOMENT);
             }
         }
@@ -262,21 +226,21 @@ impl Machine {
 mod tests {
     use std::time::Duration;
 
-    use super::super::tests::{MADE, PLAIN, held};
+    use super::super::tests::{MADE, PLAIN, held, since};
     use super::*;
     use crate::kube::RestartPolicy;
     use crate::restart::machine::{Event, Outcome};
-    use crate::restart::plan::tests::circumstances;
+    use crate::restart::plan::tests::draft;
     use crate::restart::times::{RELIST_INTERVAL, time_of_relist};
 
     const LATER: Duration = Duration::from_secs(5);
 
     /// A Never pod of two whose `a` has exited, while other pods come first; and what it wants.
     fn queued(now: Instant) -> (Machine, Vec<Effect>) {
-        let plan = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42).restart_all();
+        let plan = draft(Some(RestartPolicy::Never), PLAIN, "a", 42).settled();
         let held = held(&plan, now);
-        let (mut machine, mut effects) =
-            Machine::begin(plan, &held, None, &[], RELIST_INTERVAL, now);
+        let found = since(&plan, now.checked_sub(RELIST_INTERVAL).unwrap());
+        let (mut machine, mut effects) = Machine::begin(plan, &held, None, &found, now);
         effects.extend(machine.handle(now, Event::Queued));
         (machine, effects)
     }

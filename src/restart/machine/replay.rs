@@ -6,13 +6,15 @@ use std::time::{Duration, Instant};
 use super::Machine;
 use super::progress::{NewState, OldState, Progress};
 use super::terms::{Effect, Outcome, Phase};
-use crate::ids::{ContainerId, ContainerName, ExitCode};
-use crate::kube::{ContainerKind, RestartPolicy};
-use crate::restart::plan::{Member, Starter, Way};
+use crate::ids::{ContainerId, ContainerName};
+use crate::kube::ContainerKind;
+use crate::restart::plan::{Starter, Way};
 use crate::restart::times::{
-    AGAIN_LIMIT, BURST_LIMIT, FALLBACK_TIME, HALVED_LIMIT, IN_FLIGHT_LIMIT, REST_OF_HOLD, UP_LIMIT,
-    time_of_recording,
+    BURST_LIMIT, FALLBACK_TIME, IN_FLIGHT_LIMIT, REST_OF_HOLD, UP_LIMIT, time_of_recording,
+    time_to_begin_anew,
 };
+
+const TOO_LONG: &str = "it took too long";
 
 /// How long it may take.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -54,8 +56,7 @@ impl Machine {
     }
 
     /// Whether it is replayed, or still can be.
-    #[must_use]
-    pub fn may_replay(&self) -> bool {
+    pub(crate) fn may_replay(&self) -> bool {
         let waits = self.plan.back_off_ms > 0 && matches!(self.phase, Phase::Clear | Phase::Up);
         self.replays() && (waits || matches!(self.phase, Phase::Down | Phase::Replay))
     }
@@ -72,51 +73,39 @@ impl Machine {
     }
 
     /// The exits are seen, behind what shields them until each container runs.
-    pub(super) fn replay_after_back_off(&mut self, now: Instant, effects: &mut Vec<Effect>) {
+    pub(super) fn replay_after_back_off(&mut self, now: Instant) {
         self.replay.released = true;
         self.replay.time = Time::BeyondHold;
-        self.enter(Phase::Replay, now, effects);
+        self.enter(Phase::Replay, now);
         self.deadline = now + BURST_LIMIT;
     }
 
     /// Another process has begun it. What is yet to be made was to be made from what that process knew; what has been made is
     /// started.
-    pub(super) fn resume_replay(
-        &mut self,
-        why: &str,
-        elapsed: Duration,
-        now: Instant,
-    ) -> Vec<Effect> {
+    pub(super) fn resume_replay(&mut self, why: &str, elapsed: Duration, now: Instant) {
         let members = self.plan.members.iter();
         self.replay.asked = members.map(|it| it.name.clone()).collect();
-        let all_there = self.replayed().all(|index| self.is_there(index));
+        let all_there = self.replayed().all(|it| self.is_there(it));
         let halved = !all_there && self.running_regulars().next().is_some();
-        let limit = if halved { HALVED_LIMIT } else { AGAIN_LIMIT };
-        if elapsed >= limit || self.is_seen() {
+        if elapsed >= time_to_begin_anew(halved) || self.is_seen() {
             self.plan.starter = Starter::Kubelet(why.into());
             return self.leave_rest(now);
         } else if !all_there {
-            self.plan.starter = Starter::Kubelet(why.into());
             return self.fall_back(why.into());
         }
-        // When they were made, nobody knows.
-        for index in 0..self.progress.len() {
-            let listed = now + time_of_recording(elapsed);
-            self.let_nothing_be_seen_before(listed, index);
+        if self.progress.iter().any(Progress::is_to_hide) {
+            // When they were made, nobody knows.
+            self.let_nothing_be_seen_before(now + time_of_recording(elapsed));
         }
         let made = self.progress.iter().filter_map(|it| it.made.clone());
-        let mut effects: Vec<Effect> = made.map(Effect::Start).collect();
-        effects.extend(self.advance(now));
-        effects
+        self.effects.extend(made.map(Effect::Start));
     }
 
     /// Whether it runs, is done, or only has to be started. One that has ended otherwise may be one whose start was cancelled
     /// with the process that asked for it.
-    fn is_there(&self, index: usize) -> bool {
-        let progress = &self.progress[index];
-        let runs = matches!(progress.new, NewState::Running(_));
-        let done = self.plan.members[index].kind == ContainerKind::Init && self.passed(index);
-        progress.made.is_some() || runs || done
+    fn is_there(&self, it: &Progress) -> bool {
+        let done = it.is(ContainerKind::Init) && self.passed(it);
+        it.made.is_some() || it.running().is_some() || done
     }
 
     /// When the kubelet must be left to start what does not run by then.
@@ -128,102 +117,92 @@ impl Machine {
         })
     }
 
-    pub(super) fn recovered(&mut self, result: Result<(), String>) -> Vec<Effect> {
+    pub(super) fn recovered(&mut self, result: Result<(), String>) {
         match result {
             Ok(()) => self.replay.recovered = true,
             Err(why) if self.may_replay() && self.phase != Phase::Replay => {
-                return self.leave_to_kubelet(why);
+                self.leave_to_kubelet(why);
             }
             Err(_) => {}
         }
-        Vec::new()
     }
 
     /// Nothing has been started yet.
-    pub(super) fn leave_to_kubelet(&mut self, why: String) -> Vec<Effect> {
+    pub(super) fn leave_to_kubelet(&mut self, why: String) {
         let unshielded = self.replays_at_once();
         self.plan.starter = Starter::Kubelet(why);
-        let mut effects = vec![Effect::Save];
+        self.effects.push(Effect::Save);
         if unshielded {
-            effects.extend(self.begin_shields());
+            self.begin_shields();
         }
-        effects.extend(self.waker_wanted());
-        effects
+        self.want_waker();
     }
 
-    pub(super) fn step_before_replay(&mut self, now: Instant, effects: &mut Vec<Effect>) -> bool {
-        if self.is_late_for_replay(now) {
-            effects.extend(self.leave_to_kubelet("it took too long".into()));
-            return true;
-        }
+    pub(super) fn step_before_replay(&mut self, now: Instant) -> bool {
         // One that is gone leaves nothing to make another one from, one that was seen to exit is acted on.
-        let seen = |old: Option<OldState>| matches!(old, Some(OldState::Exited | OldState::Gone));
-        let escaped = self
-            .members()
-            .find(|(member, it)| member.was_running() && seen(it.old) && !it.shown)
-            .map(|(member, _)| format!("the exit of {} was not held", member.name));
-        if let Some(why) = escaped {
-            effects.extend(self.leave_to_kubelet(why));
-            return true;
+        let escaped = |it: &&Progress| {
+            let seen = matches!(it.old, OldState::Exited | OldState::Gone);
+            it.member.was_running() && seen && !it.shown
+        };
+        if self.is_late_for_replay(now) {
+            self.leave_to_kubelet(TOO_LONG.into());
+        } else if let Some(it) = self.progress.iter().find(escaped) {
+            self.leave_to_kubelet(format!("the exit of {} was not held", it.member.name));
+        } else if self.replay.recovered && self.killed && self.all_down() {
+            self.announce_down();
+            self.enter(Phase::Replay, now);
+        } else {
+            return false;
         }
-        let ready = self.replay.recovered && self.killed && self.all_down();
-        if ready {
-            effects.extend(self.announce_down());
-            self.enter(Phase::Replay, now, effects);
-        }
-        ready
+        true
     }
 
-    pub(super) fn step_replay(&mut self, now: Instant, effects: &mut Vec<Effect>) -> bool {
+    pub(super) fn step_replay(&mut self, now: Instant) -> bool {
         let late = self.is_late_for_replay(now);
         self.replay.seen_from.take_if(|from| now >= *from);
-        let failed = (0..self.progress.len()).find(|&index| self.init_has_failed(index));
+        let failed = self.progress.iter().find(|it| it.has_failed());
         if self.outcome(false) == Some(Outcome::InitFailed) {
-            effects.extend(self.finish(Outcome::InitFailed));
-        } else if let Some(index) = failed {
+            self.finish(Outcome::InitFailed);
+        } else if let Some(it) = failed {
             // With its back-off, and in its own time.
-            let why = format!("{} failed", self.plan.members[index].name);
-            effects.extend(self.fall_back(why));
+            self.fall_back(format!("{} failed", it.member.name));
         } else if let Some(why) = self.replay.failure.take() {
-            effects.extend(self.give_up(why, now));
-        } else if self.has_all_begun() {
+            self.give_up(why, now);
+            return true;
+        } else if self.replayed().all(|it| self.has_begun(it)) {
             if let Some(from) = self.replay.seen_from {
                 self.deadline = self.deadline.max(from + FALLBACK_TIME);
             } else if late || self.is_unshielded() {
-                return self.leave_replay(now, effects);
+                return self.leave_replay(now);
             }
         } else if late && self.waits_for_init() && !self.replay.released {
             // When the last init container has ended, the kubelet may relist before any of the others has started.
-            let shield = self.shield_of_guard();
-            if self.replay.time == Time::Planned && shield.is_some() {
+            let shields = self.guard_wants_shield();
+            if shields && self.replay.time == Time::Planned {
                 self.replay.time = Time::WholeHold;
                 self.deadline += REST_OF_HOLD;
             } else {
                 // Until then the kubelet sees it run and waits for it, under every policy.
-                self.replay.released = true;
-                self.deadline = now + UP_LIMIT;
-                effects.push(Effect::Release(self.olds()));
+                self.let_be_seen(now + UP_LIMIT);
             }
-            effects.extend(shield);
+            self.shield(|it, of| usize::from(shields && it.is_guard(of)));
         } else if late && self.may_go_on() {
             // On a busy node to begin anew would only take longer.
-            effects.extend(self.prolong(now));
+            self.prolong(now);
             return true;
         } else if late {
-            effects.extend(self.give_up("it took too long".into(), now));
+            self.give_up(TOO_LONG.into(), now);
+            return true;
         } else {
             if self.may_be_seen() {
-                self.replay.released = true;
-                self.deadline = now + BURST_LIMIT;
-                effects.push(Effect::Release(self.olds()));
+                self.let_be_seen(now + BURST_LIMIT);
             }
-            let turns = self.replayed().filter(|&index| self.is_turn_of(index));
-            let turns = turns.filter(|&index| self.progress[index].new == NewState::None);
-            let names = turns.map(|index| self.plan.members[index].name.clone());
-            let mut names: Vec<ContainerName> = names.collect();
+            let turns = self.replayed().filter(|it| self.is_turn_of(it));
+            let turns = turns.filter(|it| !it.is_new());
+            let mut names: Vec<ContainerName> = turns.map(|it| it.member.name.clone()).collect();
             names.retain(|name| self.replay.asked.insert(name.clone()));
             if !names.is_empty() {
-                effects.push(Effect::Replay(names));
+                self.effects.push(Effect::Replay(names));
             }
         }
         false
@@ -231,32 +210,38 @@ impl Machine {
 
     /// All that was there runs again. In a pod that was still initialising the kubelet goes on with the rest. Returns whether
     /// it does.
-    fn leave_replay(&mut self, now: Instant, effects: &mut Vec<Effect>) -> bool {
-        if self.replayed().count() == self.progress.len() {
-            effects.extend(self.finish(Outcome::Completed));
-            return false;
+    fn leave_replay(&mut self, now: Instant) -> bool {
+        let whole = self.replayed().count() == self.progress.len();
+        if whole {
+            self.finish(Outcome::Completed);
+        } else {
+            let inits = self.replayed_inits().cloned().collect();
+            self.enter(Phase::Up, now);
+            self.release_all();
+            self.effects.push(Effect::Release(inits));
         }
-        let mut seen = self.olds();
-        seen.extend(self.replayed_inits());
-        self.enter(Phase::Up, now, effects);
-        effects.push(Effect::Release(seen));
-        true
+        !whole
     }
 
     /// Those of which there was an attempt to make another one like.
-    fn replayed(&self) -> impl Iterator<Item = usize> + '_ {
-        let members = self.plan.members.iter().enumerate();
-        members.filter_map(|(index, member)| member.old.is_some().then_some(index))
+    fn replayed(&self) -> impl Iterator<Item = &Progress> {
+        self.progress.iter().filter(|it| it.member.old.is_some())
+    }
+
+    /// The exits are seen before it is over.
+    fn let_be_seen(&mut self, deadline: Instant) {
+        self.replay.released = true;
+        self.deadline = deadline;
+        self.release_all();
     }
 
     /// Whether a kubelet that sees the exits sees none of the placeholders that stood before containers that run. It lists
     /// all containers and then asks for those of each pod that has changed: what it saw only then, and never in a list,
     /// it would not miss when it has gone (`Relist`, `pkg/kubelet/pleg/generic.go`).
     fn is_unshielded(&self) -> bool {
-        let gone = self.progress.iter().all(|it| it.placeholders.is_empty());
-        let come = self.progress.iter().all(|it| it.coming == 0);
-        let released = self.replay.released && self.unshields_from().is_none();
-        released || (gone && come)
+        let mut progress = self.progress.iter();
+        let gone = progress.all(|it| it.placeholders.is_empty() && it.coming == 0);
+        gone || (self.replay.released && self.unshields_from().is_none())
     }
 
     /// When an exit may be seen at the earliest.
@@ -265,11 +250,9 @@ impl Machine {
         from.filter(|_| self.phase == Phase::Replay)
     }
 
-    /// Under Always the kubelet does no more than try to start again what it sees exited.
-    pub(super) fn let_nothing_be_seen_before(&mut self, time: Instant, index: usize) {
-        let member = &self.plan.members[index];
-        let unseen = member.kind == ContainerKind::Regular && !self.replay.released;
-        if unseen && member.restart_policy != RestartPolicy::Always {
+    /// An exit that is to be hidden has an attempt that the kubelet has listed by then.
+    pub(super) fn let_nothing_be_seen_before(&mut self, time: Instant) {
+        if !self.replay.released {
             // No hold lasts for longer.
             let time = self.held_until().map_or(time, |until| time.min(until));
             self.replay.seen_from = self.replay.seen_from.max(Some(time));
@@ -279,68 +262,42 @@ impl Machine {
     /// Whether the exits can be released before their time is up, because what shields them stands.
     fn may_be_seen(&self) -> bool {
         let guard = self.guard();
-        let stands = guard.is_none_or(|index| self.lacks_shields(index) == 0);
+        let stands = guard.is_none_or(|guard| guard.lacks_shields() == 0);
         let ends = self.replay.time == Time::BeyondHold && !self.replay.released;
         ends && stands && self.replay.seen_from.is_none() && self.plan.starts_at_once()
     }
 
-    /// How many, if its exit is seen before its attempt has been started. One that was made is as good as one.
-    fn lacks_shields(&self, index: usize) -> usize {
-        let progress = &self.progress[index];
-        let made = usize::from(progress.made.is_some());
-        let lacks = if progress.old_is_gone() {
-            // There is no exit to hide, but it must be seen to wait.
-            usize::from(progress.new == NewState::None && progress.placeholders.is_empty())
-        } else {
-            self.lacks_placeholders(index)
-        };
-        lacks.saturating_sub(made)
-    }
-
     fn may_go_on(&self) -> bool {
-        let mut inits = self.inits();
         // A completed init container must not be seen waiting: the kubelet would drop the pod's status, shields and all
         // (`checkContainerStateTransition`). Where there are none, that harms nobody.
-        let init_waits = inits.any(|(member, it)| {
-            self.replay.asked.contains(&member.name) && it.new == NewState::None
-        });
+        let init_waits = self.inits().any(|it| self.is_in_flight(it));
         let harms = init_waits && !self.plan.is_by_policy();
-        self.is_in_flight() && !harms && self.replay.time != Time::BeyondHold
+        let any = self.progress.iter().any(|it| self.is_in_flight(it));
+        any && !harms && self.replay.time != Time::BeyondHold
     }
 
-    fn prolong(&mut self, now: Instant) -> Vec<Effect> {
+    fn prolong(&mut self, now: Instant) {
         let (time, limit) = match self.replay.time {
             Time::Planned => (Time::WholeHold, REST_OF_HOLD),
             Time::WholeHold | Time::BeyondHold => (Time::BeyondHold, IN_FLIGHT_LIMIT),
         };
         self.replay.time = time;
         self.deadline = now + limit + FALLBACK_TIME;
-        self.shields_of_unstarted()
-    }
-
-    /// A placeholder that is newer than an attempt hides it when it runs, but only until it is removed, which wakes the
-    /// kubelet.
-    fn shields_of_unstarted(&mut self) -> Vec<Effect> {
-        let beyond = self.replay.time == Time::BeyondHold;
-        let mut effects = Vec::new();
-        let all: Vec<usize> = self.replayed().collect();
-        for index in all {
-            if self.progress[index].new != NewState::None {
-                continue;
-            }
+        // A placeholder that is newer than an attempt hides it when it runs, but only until it is removed, which wakes the
+        // kubelet.
+        self.shield(|it, of| {
+            let beyond = it.replay.time == Time::BeyondHold;
             // The guard's take their time on a busy node; the others' attempts are made before that, if anything is.
-            let early = self.plan.way == Way::Shielded && self.is_guard(index);
-            let lacks = if beyond && early {
+            let early = it.plan.way == Way::Shielded && it.is_guard(of);
+            if beyond && early {
                 // If it cannot be started, the attempt has to go (see `leave_rest`).
-                self.lacks_placeholders(index)
+                of.lacks_placeholders()
+            } else if beyond || early {
+                of.lacks_shields()
             } else {
-                self.lacks_shields(index)
-            };
-            if beyond || early {
-                effects.extend(self.shields(index, lacks));
+                0
             }
-        }
-        effects
+        });
     }
 
     /// Whether the exits are seen soon and containers that are not started yet must be shielded.
@@ -349,57 +306,50 @@ impl Machine {
     }
 
     /// Whether another process has released exits, behind attempts that it had made.
-    pub(super) fn is_seen(&self) -> bool {
-        let olds = || {
-            let ran = self.members().filter(|(it, _)| it.was_running());
-            ran.map(|(_, progress)| progress.old)
-        };
-        let runs = |old| matches!(old, Some(OldState::Running | OldState::Held));
-        let any = olds().any(|old| old == Some(OldState::Exited));
-        any && !olds().any(runs) && self.plan.way == Way::Shielded
+    fn is_seen(&self) -> bool {
+        let ran = || self.progress.iter().filter(|it| it.member.was_running());
+        let runs = |it: &Progress| matches!(it.old, OldState::Running | OldState::Held);
+        let any = ran().any(|it| it.old == OldState::Exited);
+        any && !ran().any(runs) && self.plan.way == Way::Shielded
     }
 
     /// What is seen cannot be taken back: what shields it stays, and the kubelet starts what does not run.
-    fn give_up(&mut self, why: String, now: Instant) -> Vec<Effect> {
-        let seen = self.replay.time == Time::BeyondHold && self.plan.way == Way::Shielded;
-        if !seen {
-            return self.fall_back(why);
+    fn give_up(&mut self, why: String, now: Instant) {
+        if self.replay.time == Time::BeyondHold && self.plan.way == Way::Shielded {
+            self.plan.starter = Starter::Kubelet(why);
+            self.leave_rest(now);
+        } else {
+            self.fall_back(why);
         }
-        self.plan.starter = Starter::Kubelet(why);
-        self.leave_rest(now)
     }
 
-    /// Whether attempts were asked for that have not started yet.
-    fn is_in_flight(&self) -> bool {
-        let mut asked = self
-            .members()
-            .filter(|(member, _)| self.replay.asked.contains(&member.name));
-        asked.any(|(_, it)| it.new == NewState::None)
+    /// Whether an attempt was asked for that has not started yet.
+    fn is_in_flight(&self, it: &Progress) -> bool {
+        !it.is_new() && self.replay.asked.contains(&it.member.name)
     }
 
-    pub(super) fn inits(&self) -> impl DoubleEndedIterator<Item = (&Member, &Progress)> {
-        let members = self.members();
-        members.filter(|(member, _)| member.kind == ContainerKind::Init)
+    pub(super) fn inits(&self) -> impl DoubleEndedIterator<Item = &Progress> {
+        let progress = self.progress.iter();
+        progress.filter(|it| it.is(ContainerKind::Init))
     }
 
-    /// A first placeholder, if it is to have any.
-    fn shield_of_guard(&mut self) -> Option<Effect> {
-        let guard = self.guard()?;
-        let wanted = self.lacks_placeholders(guard) > 0 && !self.guard_has_placeholder();
-        let shields = self.shields(guard, usize::from(wanted));
-        shields.into_iter().next()
+    /// Whether it is to have placeholders, and has none.
+    fn guard_wants_shield(&self) -> bool {
+        let guard = self.guard();
+        guard.is_some_and(|it| it.lacks_placeholders() > 0 && it.coming == 0)
+            && !self.guard_has_placeholder()
     }
 
     pub(super) fn guard_has_placeholder(&self) -> bool {
         let guard = self.guard();
-        guard.is_some_and(|guard| !self.progress[guard].placeholders.is_empty())
+        guard.is_some_and(|guard| !guard.placeholders.is_empty())
     }
 
     /// Whether a new attempt of the last init container runs, which the kubelet takes for the pod's state, or has run while
     /// the guard was being shielded.
     fn waits_for_init(&self) -> bool {
         let last = self.inits().next_back();
-        last.is_some_and(|(_, it)| match it.new {
+        last.is_some_and(|it| match it.new {
             NewState::Running(_) => true,
             NewState::Ended(..) => {
                 self.replay.time != Time::Planned && self.guard_has_placeholder()
@@ -409,54 +359,34 @@ impl Machine {
     }
 
     /// The new attempts of init containers that others wait for.
-    #[must_use]
-    pub fn running_inits(&self) -> Vec<ContainerId> {
-        let ids = self.inits().filter_map(|(_, it)| match &it.new {
-            NewState::Running(id) => Some(id.clone()),
-            NewState::None | NewState::Ended(_, _) => None,
-        });
-        ids.collect()
+    pub(crate) fn running_inits(&self) -> Vec<ContainerId> {
+        self.inits()
+            .filter_map(Progress::running)
+            .cloned()
+            .collect()
     }
 
     /// The new attempts of init containers, whose exits are held while it goes on.
-    pub(super) fn replayed_inits(&self) -> Vec<ContainerId> {
-        let ids = self.inits().filter_map(|(_, it)| match &it.new {
-            NewState::None => None,
-            NewState::Running(id) | NewState::Ended(id, _) => Some(id.clone()),
-        });
-        ids.filter(|_| self.replays()).collect()
+    pub(super) fn replayed_inits(&self) -> impl Iterator<Item = &ContainerId> {
+        let inits = self.inits().filter(|_| self.replays());
+        inits.filter_map(|it| it.new.id())
     }
 
     fn is_late_for_replay(&self, now: Instant) -> bool {
         self.replay_until().is_some_and(|until| now >= until)
     }
 
-    fn has_all_begun(&self) -> bool {
-        self.replayed().all(|index| self.has_begun(index))
-    }
-
     /// Whether nothing is left to do for a container.
-    fn has_begun(&self, index: usize) -> bool {
-        match self.plan.members[index].kind {
-            ContainerKind::Init => self.passed(index),
-            ContainerKind::Sidecar | ContainerKind::Regular => {
-                self.progress[index].new != NewState::None
-            }
+    fn has_begun(&self, it: &Progress) -> bool {
+        match it.member.kind {
+            ContainerKind::Init => self.passed(it),
+            ContainerKind::Sidecar | ContainerKind::Regular => it.is_new(),
         }
     }
 
-    fn init_has_failed(&self, index: usize) -> bool {
-        let ended = match self.progress[index].new {
-            NewState::Ended(_, code) => code,
-            NewState::None | NewState::Running(_) => None,
-        };
-        let init = self.plan.members[index].kind == ContainerKind::Init;
-        init && ended.is_some_and(|code| code != ExitCode::SUCCESS)
-    }
-
     /// What runs by now is ended again: whatever the kubelet sees must be something that it can go on from.
-    pub(super) fn fall_back(&mut self, why: String) -> Vec<Effect> {
+    fn fall_back(&mut self, why: String) {
         self.phase = Phase::Over;
-        vec![Effect::FallBack(why)]
+        self.effects.push(Effect::FallBack(why));
     }
 }

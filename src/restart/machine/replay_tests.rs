@@ -1,11 +1,13 @@
 //! The machine in a replay, and how it leaves one.
 
-use super::tests::{FULL, PLAIN, World};
+use std::time::Duration;
+
+use super::tests::{FULL, PLAIN, World, there};
 use super::*;
 use crate::kube::RestartPolicy;
-use crate::node::Maker;
+use crate::node::{Instance, InstanceState, Maker};
 use crate::restart::plan::Starter;
-use crate::restart::plan::tests::{Shape, Was, circumstances};
+use crate::restart::plan::tests::{Shape, Was, draft};
 use crate::restart::times::{
     BURST_LIMIT, DOWN_LIMIT, FALLBACK_TIME, RELIST_INTERVAL, REST_OF_HOLD, time_of_relist,
 };
@@ -14,7 +16,7 @@ use crate::restart::times::{
 const MAKING: Duration = Duration::from_millis(100);
 
 fn replay(policy: RestartPolicy, shape: Shape<'_>) -> World {
-    let mut plan = circumstances(Some(policy), shape, "a", 42).restart_all();
+    let mut plan = draft(Some(policy), shape, "a", 42).settled();
     plan.starter = Starter::Plugin;
     World::begin(plan)
 }
@@ -70,9 +72,9 @@ fn nothing_is_seen_before_everything_runs_again() {
 /// The name of what the kubelet was let create is not to be had any more.
 #[test]
 fn what_the_kubelet_was_let_create_after_a_back_off_is_left_to_it() {
-    let mut begun = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42);
+    let mut begun = draft(Some(RestartPolicy::Never), PLAIN, "a", 42);
     begun.back_off_ms = 40_000;
-    let mut plan = begun.restart_all();
+    let mut plan = begun.settled();
     plan.starter = Starter::Plugin;
     let mut world = World::begin(plan);
     // The answer comes late.
@@ -237,9 +239,9 @@ fn ask_again_in_a_replay() -> World {
         ("i", ContainerKind::Init, Was::Running),
         ("a", ContainerKind::Regular, Was::Running),
     ];
-    let mut again = circumstances(Some(RestartPolicy::Never), &shape, "i", 42);
+    let mut again = draft(Some(RestartPolicy::Never), &shape, "i", 42);
     again.replayed_inits = true;
-    World::begin(again.restart_all())
+    World::begin(again.settled())
 }
 
 #[test]
@@ -387,29 +389,29 @@ fn what_cannot_be_started_after_the_hold_is_the_kubelets_behind_the_attempts() {
 
 #[test]
 fn a_plugin_that_comes_back_after_the_hold_leaves_what_shields() {
-    let mut plan = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42).restart_all();
+    let mut plan = draft(Some(RestartPolicy::Never), PLAIN, "a", 42).settled();
     plan.starter = Starter::Plugin;
-    let found = |id: &str, state| Found {
-        id: id.into(),
-        name: id[..1].into(),
-        maker: if id.ends_with('1') {
-            Maker::Replay
-        } else {
-            Maker::Kubelet
-        },
-        created_at: 0,
-        new: id.ends_with('1'),
-        state,
+    let found = |id: &str, state| {
+        let instance = Instance {
+            maker: if id.ends_with('1') {
+                Maker::Replay
+            } else {
+                Maker::Kubelet
+            },
+            state,
+            ..Instance::running(&id[..1])
+        };
+        (id.into(), instance)
     };
-    let exited = FoundState::Exited(None);
+    let exited = InstanceState::Ended(None);
     let found = [
         found("a-0", exited),
         found("b-0", exited),
-        found("a-1", FoundState::Created),
-        found("b-1", FoundState::Running),
+        found("a-1", InstanceState::Created),
+        found("b-1", InstanceState::Running),
     ];
     let (elapsed, now) = (Duration::from_secs(9), Instant::now());
-    let (machine, effects) = Machine::resume(plan, Phase::Replay, &found, elapsed, now);
+    let (machine, effects) = Machine::resume(plan, Phase::Replay, &there(&found), elapsed, now);
     assert_eq!(machine.phase(), Phase::Up);
     assert_eq!(machine.leftovers(), [("a".into(), "a-1".into())]);
     let removes = |effect: &Effect| matches!(effect, Effect::Remove(_) | Effect::FallBack(_));
@@ -418,12 +420,12 @@ fn a_plugin_that_comes_back_after_the_hold_leaves_what_shields() {
 
 #[test]
 fn a_plugin_that_comes_back_leaves_the_rest_to_the_kubelet() {
-    let mut plan = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42).restart_all();
+    let mut plan = draft(Some(RestartPolicy::Never), PLAIN, "a", 42).settled();
     plan.starter = Starter::Plugin;
     for (elapsed, over) in [(1, false), (20, true)] {
         let elapsed = Duration::from_secs(elapsed);
         let now = Instant::now();
-        let (_, effects) = Machine::resume(plan.clone(), Phase::Replay, &[], elapsed, now);
+        let (_, effects) = Machine::resume(plan.clone(), Phase::Replay, &there(&[]), elapsed, now);
         let falls_back = effects.iter().any(|it| matches!(it, Effect::FallBack(_)));
         // What the kubelet has started meanwhile stays.
         assert_eq!(falls_back, !over);

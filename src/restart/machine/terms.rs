@@ -6,15 +6,14 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{ContainerId, ContainerName, ExitCode};
-use crate::node::Maker;
-use crate::restart::plan::Way;
+use crate::restart::plan::{Plan, Way};
 
 /// A restart that is disturbed more often than this is left to the kubelet.
 pub(super) const MOST_AGAIN: u8 = 3;
 
 /// The name of the placeholder that is no container's: the kubelet ignores it, but when it vanishes it
 /// syncs the pod (`pkg/kubelet/pleg/generic.go`, `generateEvents`).
-pub const WAKER: &str = "reprise-waker";
+pub(crate) const WAKER: &str = "reprise-waker";
 
 /// How far the restart is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,8 +35,7 @@ pub enum Phase {
 
 impl Phase {
     /// Whether exits are held in this phase.
-    #[must_use]
-    pub fn is_holding(self, way: Way) -> bool {
+    pub(crate) fn is_holding(self, way: Way) -> bool {
         match self {
             Self::Down | Self::Replay => true,
             Self::Clear => way == Way::Kept,
@@ -46,9 +44,18 @@ impl Phase {
     }
 }
 
+/// A restart under way, as it must outlive its process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// How far it was.
+    pub phase: Phase,
+    /// What it is to do.
+    pub plan: Plan,
+}
+
 /// What the machine is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
+pub(crate) enum Event {
     /// The pod's condition is set, and the kubelet is not ending the pod, as far as can be told in time.
     Announced,
     /// It is the pod's turn to restart.
@@ -88,7 +95,7 @@ pub enum Event {
 
 /// What the machine wants done, in this order.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Effect {
+pub(crate) enum Effect {
     /// Write the plan and the phase to disk before anything that follows.
     Save,
     /// Ask for a turn among the pods of this node that restart, and say with [`Event::Called`] when it has come, and before
@@ -122,7 +129,7 @@ pub enum Effect {
 
 /// How a restart ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// All containers have been started again.
     Completed,
     /// An init container failed under `restartPolicy: Never`: the pod fails (KEP-5532, "API").
@@ -142,7 +149,7 @@ pub enum Outcome {
 
 /// What the gate says of a container that the kubelet wants to create.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub(crate) enum Verdict {
     /// It may be created.
     Admit,
     /// Not yet: the old containers are not out of the way.
@@ -151,32 +158,4 @@ pub enum Verdict {
     BackOff,
     /// Another container must have started, or completed, before.
     OutOfOrder,
-}
-
-/// A container that was found in the runtime when the plugin, or its connection to NRI, came back.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
-    /// Its id.
-    pub id: ContainerId,
-    /// Its container's name.
-    pub name: ContainerName,
-    /// Who made it.
-    pub maker: Maker,
-    /// When it was created: nanoseconds since the Unix epoch.
-    pub created_at: i64,
-    /// Whether that was after the restart was decided.
-    pub new: bool,
-    /// What it is doing.
-    pub state: FoundState,
-}
-
-/// What a found container is doing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FoundState {
-    /// Created, never started.
-    Created,
-    /// Running, as far as the runtime shows.
-    Running,
-    /// Ended, visibly.
-    Exited(Option<ExitCode>),
 }

@@ -1,13 +1,15 @@
 //! The machine, told what happens by a small runtime that does what the effects say.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
 
+use super::progress::NewState;
 use super::*;
 use crate::ids::ExitCode;
 use crate::kube::{ContainerKind, RestartPolicy};
-use crate::node::Maker;
+use crate::node::{Instance, InstanceState, Maker};
 use crate::policy::Action;
-use crate::restart::plan::tests::{DONE, RUNS, Shape, Was, circumstances};
+use crate::restart::plan::tests::{DONE, RUNS, Shape, Was, draft};
 use crate::restart::plan::{Old, Way};
 use crate::restart::times::{
     DOWN_LIMIT, LAST_MOMENT, LONGEST_RECORDING, RELIST_INTERVAL, STOP_LIMIT, time_of_relist,
@@ -44,7 +46,8 @@ impl World {
     fn begin_after(plan: Plan, ran: Duration) -> Self {
         let now = Instant::now();
         let held = held(&plan, now);
-        let (machine, effects) = Machine::begin(plan, &held, None, &[], ran, now);
+        let found = since(&plan, now.checked_sub(ran).unwrap());
+        let (machine, effects) = Machine::begin(plan, &held, None, &found, now);
         let mut world = Self {
             machine,
             now,
@@ -166,16 +169,16 @@ pub(super) const FULL: Shape<'_> = &[
 pub(super) const PLAIN: Shape<'_> = &[("a", Regular, RUNS), ("b", Regular, RUNS)];
 
 fn all(policy: RestartPolicy, shape: Shape<'_>, trigger: &str) -> World {
-    World::begin(circumstances(Some(policy), shape, trigger, 42).restart_all())
+    World::begin(draft(Some(policy), shape, trigger, 42).settled())
 }
 
 #[test]
 fn what_follows_a_probed_sidecar_in_the_same_sync_waits_and_what_follows_its_probe_does_not() {
     for start in [80, 400] {
         let shape: Shape<'_> = &[("s", Sidecar, RUNS), ("a", Regular, RUNS)];
-        let mut begun = circumstances(Some(RestartPolicy::Never), shape, "a", 42);
-        begun.containers[0].startup_probe = true;
-        let mut world = World::begin(begun.restart_all());
+        let mut begun = draft(Some(RestartPolicy::Never), shape, "a", 42);
+        begun.members[0].startup_probe = true;
+        let mut world = World::begin(begun.settled());
         world.settle();
         assert_eq!(world.admit_create("a"), Verdict::NotYet);
         world.settle();
@@ -191,7 +194,7 @@ fn what_follows_a_probed_sidecar_in_the_same_sync_waits_and_what_follows_its_pro
 
 #[test]
 fn what_goes_first_is_released_with_the_attempts_before_it() {
-    let mut plan = circumstances(Some(RestartPolicy::Always), FULL, "a", 42).restart_all();
+    let mut plan = draft(Some(RestartPolicy::Always), FULL, "a", 42).settled();
     plan.members[1].older = vec!["s-older".into()];
     let mut world = World::begin(plan);
     world.settle();
@@ -279,7 +282,7 @@ fn never_with_inits_clears_everything_once_the_guard_was_refused() {
 #[test]
 fn what_is_to_vanish_is_held_until_the_kubelet_has_seen_it_run() {
     for (shape, held) in [(FULL, true), (PLAIN, false)] {
-        let plan = circumstances(Some(RestartPolicy::Never), shape, "a", 42).restart_all();
+        let plan = draft(Some(RestartPolicy::Never), shape, "a", 42).settled();
         let mut world = World::begin_after(plan, Duration::from_millis(100));
         world.settle();
         assert_eq!(world.machine.phase() == Phase::Down, held);
@@ -291,11 +294,11 @@ fn what_is_to_vanish_is_held_until_the_kubelet_has_seen_it_run() {
 
 #[test]
 fn attempts_before_the_one_that_is_removed_are_removed_with_it() {
-    let mut circumstances = circumstances(Some(RestartPolicy::Always), FULL, "a", 42);
-    for member in &mut circumstances.containers {
+    let mut draft = draft(Some(RestartPolicy::Always), FULL, "a", 42);
+    for member in &mut draft.members {
         member.older = vec![format!("{}-before", member.name).into()];
     }
-    let mut world = World::begin(circumstances.restart_all());
+    let mut world = World::begin(draft.settled());
     world.settle();
     assert!(world.removed("i-before") && world.removed("s-before"));
     assert!(!world.removed("a-before"), "it stays with its successor");
@@ -304,11 +307,11 @@ fn attempts_before_the_one_that_is_removed_are_removed_with_it() {
 
 #[test]
 fn late_news_of_an_attempt_before_is_not_taken_for_a_new_one() {
-    let mut circumstances = circumstances(Some(RestartPolicy::Never), FULL, "a", 42);
-    for member in &mut circumstances.containers {
+    let mut draft = draft(Some(RestartPolicy::Never), FULL, "a", 42);
+    for member in &mut draft.members {
         member.older = vec![format!("{}-before", member.name).into()];
     }
-    let mut world = World::begin(circumstances.restart_all());
+    let mut world = World::begin(draft.settled());
     world.settle();
     world.handle(Event::Ended("a".into(), "a-before".into(), None));
     world.handle(Event::Started("b".into(), "b-before".into()));
@@ -395,9 +398,9 @@ fn what_shields_a_container_that_starts_stays_until_no_relist_can_have_missed_th
 
 #[test]
 fn action_restart_concerns_one_container() {
-    let mut circumstances = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42);
-    circumstances.action = Action::Restart;
-    let mut world = World::begin(circumstances.plan().unwrap());
+    let mut draft = draft(Some(RestartPolicy::Never), PLAIN, "a", 42);
+    draft.action = Action::Restart;
+    let mut world = World::begin(draft.settled());
     assert!(!world.log.contains(&Effect::Kill("b-0".into())));
     assert_eq!(world.admit_create("b"), Verdict::Admit);
     assert_eq!(world.admit_create("a"), Verdict::NotYet);
@@ -492,31 +495,71 @@ fn a_deleted_pod_is_released_at_once_and_nothing_stays() {
     assert_eq!(world.admit_create("a"), Verdict::Admit);
 }
 
-fn found(id: &str, name: &str, placeholder: bool, new: bool, state: FoundState) -> Found {
-    Found {
-        id: id.into(),
-        name: name.into(),
+pub(super) type Found = (ContainerId, Instance);
+
+fn found(id: &str, name: &str, placeholder: bool, new: bool, state: InstanceState) -> Found {
+    let instance = Instance {
         maker: if placeholder {
             Maker::Placeholder
         } else {
             Maker::Kubelet
         },
         created_at: if placeholder || new { 2 } else { 1 },
-        new,
         state,
+        ..Instance::running(name)
+    };
+    (id.into(), instance)
+}
+
+fn made_at(created_at: i64, (id, instance): Found) -> Found {
+    let instance = Instance {
+        created_at,
+        ..instance
+    };
+    (id, instance)
+}
+
+pub(super) fn there(found: &[Found]) -> Instances {
+    let mut instances = Instances::default();
+    for (id, instance) in found {
+        instances.insert(id.clone(), instance.clone());
     }
+    instances
+}
+
+/// The old containers that run, which have been there since then.
+pub(super) fn since(plan: &Plan, heard_at: Instant) -> Instances {
+    let mut instances = Instances::default();
+    for member in plan.members.iter().filter(|it| it.was_running()) {
+        let instance = Instance {
+            heard_at,
+            ..Instance::running(member.name.as_str())
+        };
+        instances.insert(member.old_id().unwrap().clone(), instance);
+    }
+    instances
+}
+
+#[test]
+fn what_has_come_since_a_restart_was_decided_is_new_whatever_the_clock_on_the_wall_was_set_to() {
+    let shape = &[("a", Regular, RUNS)];
+    let plan = draft(Some(RestartPolicy::Never), shape, "a", 42).settled();
+    let seen = |id: &str, created_at| {
+        let runs = found(id, "a", false, false, InstanceState::Running);
+        let seen = there(&[made_at(created_at, runs)]);
+        Progress::from_found(&plan.members[0], &seen).new
+    };
+    assert_eq!(seen("a-1", 0), NewState::Running("a-1".into()));
+    assert_eq!(seen("a-0", i64::MAX), NewState::None);
 }
 
 #[test]
 fn a_placeholder_that_an_earlier_restart_left_shields_nothing() {
-    let plan = circumstances(Some(RestartPolicy::Never), &PLAIN[..1], "a", 42).restart_all();
-    let stale = Found {
-        created_at: 0,
-        ..found("p-0", "a", true, false, FoundState::Created)
-    };
+    let plan = draft(Some(RestartPolicy::Never), &PLAIN[..1], "a", 42).settled();
+    let stale = made_at(0, found("p-0", "a", true, false, InstanceState::Created));
     let seen = [
-        found("a-0", "a", false, false, FoundState::Running),
-        found("p-1", "a", true, true, FoundState::Created),
+        found("a-0", "a", false, false, InstanceState::Running),
+        found("p-1", "a", true, true, InstanceState::Created),
         stale,
     ];
     let elapsed = Duration::from_millis(200);
@@ -528,7 +571,7 @@ fn a_placeholder_that_an_earlier_restart_left_shields_nothing() {
 }
 
 fn resume(way_of: Shape<'_>, phase: Phase, seen: &[Found], elapsed: u64) -> (Machine, Vec<Effect>) {
-    let plan = circumstances(Some(RestartPolicy::Never), way_of, "a", 42).restart_all();
+    let plan = draft(Some(RestartPolicy::Never), way_of, "a", 42).settled();
     resume_plan(plan, phase, seen, Duration::from_secs(elapsed))
 }
 
@@ -540,7 +583,7 @@ fn resume_plan(
     elapsed: Duration,
 ) -> (Machine, Vec<Effect>) {
     let now = Instant::now();
-    let (mut machine, mut effects) = Machine::resume(plan, phase, seen, elapsed, now);
+    let (mut machine, mut effects) = Machine::resume(plan, phase, &there(seen), elapsed, now);
     effects.extend(machine.handle(now, Event::Called));
     (machine, effects)
 }
@@ -550,13 +593,11 @@ fn resume_plan(
 fn what_the_kubelet_began_in_order_since_the_decision_is_left_to_run() {
     let shape: Shape<'_> = &[("i", Init, DONE), ("a", Regular, RUNS)];
     for created_at in [i64::MAX, 1] {
-        let begun = Found {
-            created_at,
-            ..found("i-1", "i", false, true, FoundState::Running)
-        };
+        let begun = found("i-1", "i", false, true, InstanceState::Running);
+        let begun = made_at(created_at, begun);
         let seen = [
-            found("a-0", "a", false, false, FoundState::Exited(None)),
-            found("p-1", "a", true, true, FoundState::Created),
+            found("a-0", "a", false, false, InstanceState::Ended(None)),
+            found("p-1", "a", true, true, InstanceState::Created),
             begun,
         ];
         let (machine, effects) = resume(shape, Phase::Shielded, &seen, 1);
@@ -573,26 +614,26 @@ fn a_restart_that_the_kubelet_has_gone_on_without_is_over() {
         ("b", Regular, RUNS),
     ];
     let seen = |b| {
-        let done = FoundState::Exited(Some(ExitCode(0)));
-        let asked = FoundState::Exited(Some(ExitCode(42)));
+        let done = InstanceState::Ended(Some(ExitCode(0)));
+        let asked = InstanceState::Ended(Some(ExitCode(42)));
         [
             found("i-0", "i", false, false, done),
             found("a-0", "a", false, false, asked),
-            found("a-1", "a", false, true, FoundState::Running),
+            found("a-1", "a", false, true, InstanceState::Running),
             found("b-0", "b", false, false, b),
         ]
     };
     // Nothing had been killed when the plugin died, as it turns out.
-    let (_, effects) = resume(shape, Phase::Down, &seen(FoundState::Running), 20);
+    let (_, effects) = resume(shape, Phase::Down, &seen(InstanceState::Running), 20);
     assert!(effects.contains(&Effect::Again), "{effects:?}");
-    let (mut machine, _) = resume(shape, Phase::Down, &seen(FoundState::Running), 90);
+    let (mut machine, _) = resume(shape, Phase::Down, &seen(InstanceState::Running), 90);
     let over = |outcome| Effect::Finish(outcome);
     let later = Instant::now() + STOP_LIMIT;
     let effects = machine.handle(later, Event::Tick);
     assert!(effects.contains(&over(Outcome::TimedOut)), "{effects:?}");
     assert_eq!(machine.waiting_for(), [&"b".into()]);
     // Nothing had been shielded, and the kubelet starts the other one never again.
-    let killed = FoundState::Exited(Some(ExitCode(137)));
+    let killed = InstanceState::Ended(Some(ExitCode(137)));
     let (mut machine, effects) = resume(shape, Phase::Down, &seen(killed), 90);
     assert!(effects.contains(&Effect::Kill("a-1".into())), "{effects:?}");
     assert!(machine.ends(&"a-1".into()));
@@ -603,9 +644,9 @@ fn a_restart_that_the_kubelet_has_gone_on_without_is_over() {
 #[test]
 fn a_successor_makes_only_the_placeholders_that_are_missing() {
     let seen = [
-        found("a-0", "a", false, false, FoundState::Running),
-        found("b-0", "b", false, false, FoundState::Running),
-        found("p1", "a", true, true, FoundState::Created),
+        found("a-0", "a", false, false, InstanceState::Running),
+        found("b-0", "b", false, false, InstanceState::Running),
+        found("p1", "a", true, true, InstanceState::Created),
     ];
     let (machine, effects) = resume(PLAIN, Phase::Down, &seen, 3);
     let made = |effect: &&Effect| matches!(effect, Effect::MakePlaceholder(..));
@@ -617,18 +658,18 @@ fn a_successor_makes_only_the_placeholders_that_are_missing() {
 
 #[test]
 fn a_successor_leaves_what_the_kubelet_is_about_to_start() {
-    let by_replay = |found: Found| Found {
-        maker: Maker::Replay,
-        ..found
+    let by_replay = |(id, instance): Found| {
+        let maker = Maker::Replay;
+        (id, Instance { maker, ..instance })
     };
-    let exited = FoundState::Exited(None);
+    let exited = InstanceState::Ended(None);
     let seen = [
         found("a-0", "a", false, false, exited),
         found("b-0", "b", false, false, exited),
         found("a-1", "a", false, true, exited),
-        found("a-2", "a", false, true, FoundState::Created),
+        found("a-2", "a", false, true, InstanceState::Created),
         found("b-1", "b", false, true, exited),
-        by_replay(found("b-2", "b", false, true, FoundState::Created)),
+        by_replay(found("b-2", "b", false, true, InstanceState::Created)),
     ];
     let (_, effects) = resume(PLAIN, Phase::Up, &seen, 3);
     assert!(!effects.contains(&Effect::Remove("a-2".into())));
@@ -641,7 +682,7 @@ fn a_success_that_is_learnt_after_the_decision_is_started_again() {
         ("a", Regular, RUNS),
         ("b", Regular, Was::Exited(ExitCode::UNKNOWN.0)),
     ];
-    let plan = circumstances(Some(RestartPolicy::OnFailure), shape, "a", 42).restart_all();
+    let plan = draft(Some(RestartPolicy::OnFailure), shape, "a", 42).settled();
     assert_eq!(plan.way, Way::Kept);
     let now = Instant::now();
     let (mut machine, _) = begin_round(plan, None, now);
@@ -656,11 +697,11 @@ fn a_success_that_is_learnt_after_the_decision_is_started_again() {
 
 fn intruders() -> [Found; 5] {
     [
-        found("a-0", "a", false, false, FoundState::Exited(None)),
-        found("a-1", "a", false, true, FoundState::Running),
-        found("b-1", "b", false, true, FoundState::Running),
-        found("p1", "a", true, true, FoundState::Created),
-        found("p3", "b", true, true, FoundState::Created),
+        found("a-0", "a", false, false, InstanceState::Ended(None)),
+        found("a-1", "a", false, true, InstanceState::Running),
+        found("b-1", "b", false, true, InstanceState::Running),
+        found("p1", "a", true, true, InstanceState::Created),
+        found("p3", "b", true, true, InstanceState::Created),
     ]
 }
 
@@ -681,7 +722,7 @@ fn a_successor_that_comes_late_leaves_running_what_the_kubelet_started_and_only_
 
 #[test]
 fn a_container_that_starts_out_of_order_makes_it_begin_anew_but_not_for_ever() {
-    let mut plan = circumstances(Some(RestartPolicy::Always), FULL, "a", 42).restart_all();
+    let mut plan = draft(Some(RestartPolicy::Always), FULL, "a", 42).settled();
     for again in 0..=MOST_AGAIN {
         plan.again = again;
         let (mut machine, _) = begin_round(plan.clone(), None, Instant::now());
@@ -733,7 +774,8 @@ fn a_round_that_finds_the_guard_removed_does_not_wait_for_it() {
 /// A generation of a restart whose trigger is held, and whose turn it is.
 fn begin_round(plan: Plan, before: Option<&Machine>, now: Instant) -> (Machine, Vec<Effect>) {
     let held = held(&plan, now);
-    let (mut machine, mut effects) = Machine::begin(plan, &held, before, &[], RELIST_INTERVAL, now);
+    let found = since(&plan, now.checked_sub(RELIST_INTERVAL).unwrap());
+    let (mut machine, mut effects) = Machine::begin(plan, &held, before, &found, now);
     effects.extend(machine.handle(now, Event::Called));
     (machine, effects)
 }
@@ -752,7 +794,7 @@ fn a_round_waits_for_the_kubelet_to_record_what_shields_a_guard_that_is_gone() {
         ("a", Regular, RUNS),
         ("b", Regular, RUNS),
     ];
-    let mut plan = circumstances(Some(RestartPolicy::Never), shape, "a", 42).restart_all();
+    let mut plan = draft(Some(RestartPolicy::Never), shape, "a", 42).settled();
     let now = Instant::now();
     let (mut before, _) = begin_round(plan.clone(), None, now);
     for id in ["p1", "p2"] {
@@ -779,7 +821,7 @@ fn a_round_waits_for_the_kubelet_to_record_what_shields_a_guard_that_is_gone() {
 
 #[test]
 fn a_placeholder_of_the_round_before_is_trusted_no_sooner() {
-    let plan = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42).restart_all();
+    let plan = draft(Some(RestartPolicy::Never), PLAIN, "a", 42).settled();
     let now = Instant::now();
     let (mut before, _) = begin_round(plan.clone(), None, now);
     for (name, id) in [("a", "p1"), ("a", "p2"), ("b", "p3")] {
@@ -799,7 +841,7 @@ fn a_placeholder_of_the_round_before_is_trusted_no_sooner() {
 fn exits_of_a_slow_node_are_released_when_the_pods_status_shows_their_placeholders() {
     let slow = Duration::from_millis(200);
     for shows in [&["p2"][..], &["p2", "p3"], &["p1", "p3"]] {
-        let plan = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42).restart_all();
+        let plan = draft(Some(RestartPolicy::Never), PLAIN, "a", 42).settled();
         let now = Instant::now();
         let (mut machine, _) = begin_round(plan, None, now);
         machine.handle(now, Event::Announced);
@@ -825,7 +867,7 @@ fn a_placeholder_of_the_round_before_shields_only_what_has_not_run_since() {
         ("b", Regular, RUNS),
         ("c", Regular, RUNS),
     ];
-    let plan = circumstances(Some(RestartPolicy::Never), shape, "a", 42).restart_all();
+    let plan = draft(Some(RestartPolicy::Never), shape, "a", 42).settled();
     let now = Instant::now();
     let (mut before, _) = begin_round(plan.clone(), None, now);
     for (name, id) in [("a", "p1"), ("b", "p2"), ("c", "p3")] {
@@ -844,8 +886,8 @@ fn a_placeholder_of_the_round_before_shields_only_what_has_not_run_since() {
 #[test]
 fn a_successor_ends_what_an_older_version_says_is_over() {
     let seen = [
-        found("a-1", "a", false, true, FoundState::Running),
-        found("p1", "a", true, true, FoundState::Created),
+        found("a-1", "a", false, true, InstanceState::Running),
+        found("p1", "a", true, true, InstanceState::Created),
     ];
     let (machine, effects) = resume(PLAIN, Phase::Over, &seen, 9);
     assert!(effects.contains(&Effect::Remove("p1".into())));
@@ -856,8 +898,8 @@ fn a_successor_ends_what_an_older_version_says_is_over() {
 #[test]
 fn a_successor_goes_on_removing() {
     let seen = [
-        found("b-0", "b", false, false, FoundState::Exited(None)),
-        found("p1", "a", true, true, FoundState::Created),
+        found("b-0", "b", false, false, InstanceState::Ended(None)),
+        found("p1", "a", true, true, InstanceState::Created),
     ];
     let (mut machine, effects) = resume(FULL, Phase::Clear, &seen, 9);
     let expected = [Effect::Announce(false), Effect::Remove("b-0".into())];
@@ -870,9 +912,9 @@ fn a_successor_goes_on_removing() {
 
 /// A plan whose containers may not start for 40 s.
 fn backing_off(policy: RestartPolicy, shape: Shape<'_>) -> World {
-    let mut circumstances = circumstances(Some(policy), shape, "a", 42);
-    circumstances.back_off_ms = 40_000;
-    World::begin(circumstances.restart_all())
+    let mut draft = draft(Some(policy), shape, "a", 42);
+    draft.back_off_ms = 40_000;
+    World::begin(draft.settled())
 }
 
 #[test]
@@ -922,17 +964,17 @@ fn what_is_to_be_cleared_is_cleared_when_the_back_off_is_over() {
 
 #[test]
 fn a_successor_waits_for_what_is_left_of_a_back_off() {
-    let mut circumstances = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42);
-    circumstances.back_off_ms = 40_000;
+    let mut draft = draft(Some(RestartPolicy::Never), PLAIN, "a", 42);
+    draft.back_off_ms = 40_000;
     let seen = [
-        found("a-0", "a", false, false, FoundState::Exited(None)),
-        found("p1", "a", true, true, FoundState::Created),
-        found("w", WAKER, true, true, FoundState::Created),
+        found("a-0", "a", false, false, InstanceState::Ended(None)),
+        found("p1", "a", true, true, InstanceState::Created),
+        found("w", WAKER, true, true, InstanceState::Created),
     ];
     let now = Instant::now();
     let elapsed = Duration::from_secs(30);
-    let plan = circumstances.restart_all();
-    let (mut machine, effects) = Machine::resume(plan, Phase::Up, &seen, elapsed, now);
+    let plan = draft.settled();
+    let (mut machine, effects) = Machine::resume(plan, Phase::Up, &there(&seen), elapsed, now);
     assert!(
         !effects
             .iter()
@@ -946,7 +988,7 @@ fn a_successor_waits_for_what_is_left_of_a_back_off() {
 
 #[test]
 fn watchers_are_told_before_anything_is_killed_and_when_all_is_dead() {
-    let plan = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42).restart_all();
+    let plan = draft(Some(RestartPolicy::Never), PLAIN, "a", 42).settled();
     let now = Instant::now();
     let (mut machine, effects) = begin_round(plan, None, now);
     let begins = [Effect::Save, Effect::AskForTurn, Effect::Announce(true)];
@@ -965,9 +1007,9 @@ fn watchers_are_told_before_anything_is_killed_and_when_all_is_dead() {
 
 #[test]
 fn a_pod_that_restarts_with_grace_says_so_until_all_runs_again() {
-    let mut circumstances = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42);
-    circumstances.action = Action::RestartPod;
-    let mut world = World::begin(circumstances.restart_all());
+    let mut draft = draft(Some(RestartPolicy::Never), PLAIN, "a", 42);
+    draft.action = Action::RestartPod;
+    let mut world = World::begin(draft.settled());
     world.settle();
     world.start("a");
     assert!(world.machine.told.restarting);
@@ -978,9 +1020,9 @@ fn a_pod_that_restarts_with_grace_says_so_until_all_runs_again() {
 
 #[test]
 fn no_exit_that_cannot_be_held_comes_before_its_shields() {
-    let mut circumstances = circumstances(Some(RestartPolicy::Never), PLAIN, "a", 42);
-    circumstances.containers[1].unhooked = true;
-    let mut world = World::begin(circumstances.restart_all());
+    let mut draft = draft(Some(RestartPolicy::Never), PLAIN, "a", 42);
+    draft.members[1].unhooked = true;
+    let mut world = World::begin(draft.settled());
     assert!(!world.log.contains(&Effect::Kill("b-0".into())));
     world.settle();
     assert!(world.log.contains(&Effect::Kill("b-0".into())));
@@ -992,11 +1034,10 @@ fn what_the_kubelet_began_in_order_while_nri_was_away_is_left_to_run() {
         let mut world = all(RestartPolicy::Never, FULL, "a");
         world.settle();
         assert_eq!(world.machine.phase(), Phase::Shielded);
-        let since = FoundState::Exited(Some(ExitCode::SUCCESS));
-        let mut init = found("i-1", "i", false, true, since);
-        init.created_at = i64::MAX;
+        let since = InstanceState::Ended(Some(ExitCode::SUCCESS));
+        let init = made_at(i64::MAX, found("i-1", "i", false, true, since));
         if relisted {
-            world.machine.relisted(&[init]);
+            world.machine.relisted(&there(&[init]));
         }
         let started = Event::Started("i".into(), "i-1".into());
         let effects = world.machine.handle(world.now, started);

@@ -9,7 +9,7 @@
 use std::time::Instant;
 
 use super::Machine;
-use super::progress::{NewState, Progress};
+use super::progress::Progress;
 use super::terms::{Effect, Phase};
 use crate::kube::ContainerKind;
 use crate::restart::plan::Way;
@@ -41,34 +41,34 @@ enum Stage {
 
 impl Machine {
     /// Whether it, or one that it replaces, has run init containers again of which the kubelet does not know.
-    #[must_use]
-    pub fn has_replayed_inits(&self) -> bool {
+    pub(crate) fn has_replayed_inits(&self) -> bool {
         let mut inits = self.inits();
-        let begun = inits.any(|(member, it)| {
-            self.replay.asked.contains(&member.name)
-                && (it.new != NewState::None || it.made.is_some())
+        let begun = inits.any(|it| {
+            self.replay.asked.contains(&it.member.name) && (it.is_new() || it.made.is_some())
         });
         let before = matches!(self.phase, Phase::Down | Phase::Replay | Phase::Over);
         begun || (before && self.plan.replayed_inits)
     }
 
     /// What shields the old containers, as soon as the kubelet can record that.
-    pub(super) fn begin_shields(&mut self) -> Vec<Effect> {
-        let inits = self.begin_undo();
+    pub(super) fn begin_shields(&mut self) {
+        self.begin_undo();
         if self.undo.stage == Stage::Over {
-            self.shields_wanted()
-        } else {
-            inits
+            self.shield_all();
         }
     }
 
-    pub(super) fn begin_undo(&mut self) -> Vec<Effect> {
-        let inits = self.undone();
-        if !inits.is_empty() {
+    pub(super) fn begin_undo(&mut self) {
+        if self.progress.iter().any(|it| self.is_undone(it)) {
             self.undo.stage = Stage::Shielding;
         }
-        let inits = inits.into_iter();
-        inits.flat_map(|index| self.shields_of(index)).collect()
+        self.shield(|it, of| {
+            if it.is_undone(of) {
+                of.lacks_placeholders()
+            } else {
+                0
+            }
+        });
     }
 
     /// When the guard must be shielded whatever stands in its way.
@@ -83,22 +83,21 @@ impl Machine {
     }
 
     /// Whether that container's attempts are none of the kubelet's business.
-    pub(super) fn is_undone(&self, index: usize) -> bool {
+    pub(super) fn is_undone(&self, it: &Progress) -> bool {
         let undoes = self.plan.replayed_inits && self.plan.way == Way::Cleared;
-        let init = self.plan.members[index].kind == ContainerKind::Init;
-        undoes && init && !self.is_guard(index)
+        undoes && it.is(ContainerKind::Init) && !self.is_guard(it)
     }
 
     /// Whether the exit of that container's attempt need not be hidden any more.
-    pub(super) fn is_released(&self, index: usize) -> bool {
+    pub(super) fn is_released(&self, it: &Progress) -> bool {
         let removes = matches!(self.undo.stage, Stage::Removing | Stage::Unshielding);
-        removes && self.is_undone(index)
+        removes && self.is_undone(it)
     }
 
     /// Whether its attempts are gone, and nothing of it is to be hidden.
-    pub(super) fn needs_no_shield(&self, index: usize) -> bool {
+    pub(super) fn needs_no_shield(&self, it: &Progress) -> bool {
         let removed = matches!(self.undo.stage, Stage::Unshielding | Stage::Over);
-        removed && self.is_undone(index)
+        removed && self.is_undone(it)
     }
 
     /// Whether what the kubelet wants by now is wanted after a relist without them.
@@ -107,42 +106,35 @@ impl Machine {
         self.undo.stage == Stage::Over && trusted
     }
 
-    fn undone(&self) -> Vec<usize> {
-        let all = 0..self.progress.len();
-        all.filter(|&index| self.is_undone(index)).collect()
-    }
-
     /// Returns whether it has got on.
-    pub(super) fn step_undo(&mut self, now: Instant, effects: &mut Vec<Effect>) -> bool {
+    pub(super) fn step_undo(&mut self, now: Instant) -> bool {
         if self.undo_until().is_some_and(|until| now >= until) {
             self.undo.late = true;
-            effects.extend(self.shields_wanted());
+            self.shield_all();
             return true;
         }
-        let inits = self.undone();
-        let mut progress = inits.iter().map(|&index| &self.progress[index]);
+        let mut undone = self.progress.iter().filter(|it| self.is_undone(it));
         match self.undo.stage {
-            Stage::Shielding if inits.iter().all(|&index| !self.lacks_shield(index)) => {
+            Stage::Shielding if undone.all(|it| !it.lacks_shield()) => {
                 self.undo.stage = Stage::Removing;
-                let attempts = inits.iter().flat_map(|&index| self.attempts_of(index));
-                effects.push(Effect::Release(attempts.collect()));
-                effects.extend(inits.iter().flat_map(|&index| self.removals_of(index)));
+                self.release(Self::is_undone);
+                self.remove_olds(Self::is_undone);
             }
-            Stage::Removing if progress.all(Progress::is_gone) => {
+            Stage::Removing if undone.all(Progress::is_gone) => {
                 self.undo.stage = Stage::Unshielding;
-                let shields = inits
-                    .iter()
-                    .flat_map(|&index| self.progress[index].placeholders.keys());
-                effects.extend(shields.cloned().map(Effect::Remove));
+                let undone = self.progress.iter().filter(|it| self.is_undone(it));
+                let shields = undone.flat_map(|it| it.placeholders.keys().cloned());
+                let removals: Vec<Effect> = shields.map(Effect::Remove).collect();
+                self.effects.extend(removals);
             }
-            Stage::Unshielding if progress.all(|it| it.placeholders.is_empty()) => {
+            Stage::Unshielding if undone.all(|it| it.placeholders.is_empty()) => {
                 let first = self.undoes_first();
                 // Whoever saw the guard wait by now may have seen them.
                 if !first || self.guard_has_placeholder() {
                     self.undo.trusted_from = Some(now + RELIST_INTERVAL);
                 }
                 if first {
-                    effects.extend(self.shields_wanted());
+                    self.shield_all();
                 }
                 self.undo.stage = Stage::Over;
             }

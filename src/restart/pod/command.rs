@@ -9,13 +9,12 @@ use crate::kube::PodSpec;
 use crate::policy::{Action, PolicyError};
 use crate::report::Unprotected;
 use crate::restart::back_off::Past;
-use crate::restart::machine::{Effect, Phase};
+use crate::restart::machine::{Effect, Phase, Record};
 use crate::restart::plan::{Plan, RestartId, Trigger};
-use crate::restart::record::Record;
 
 /// What is to be done about a pod.
 #[derive(Debug)]
-pub(in crate::restart) enum Command {
+pub(crate) enum Command {
     /// What the restart under way wants, one after another.
     Do(Order),
     /// Stop this container at once.
@@ -27,9 +26,7 @@ pub(in crate::restart) enum Command {
     /// The hook of this container is missing, which has ended: wait for it while nobody can see the exit, and then call
     /// [`super::Pod::hook_is_missing`].
     AwaitHook(ContainerId),
-    /// Learn the exit code of this container, whose hook waits, or let it go.
-    AskForCode(ContainerId),
-    /// Learn the exit code of this container, which has ended in a restart.
+    /// Learn the exit code of this container, which has ended, or call [`super::Pod::code_is_unknown`].
     LearnCode(ContainerId),
     /// Ask the runtime whether this container really runs.
     Verify(ContainerId),
@@ -43,31 +40,31 @@ pub(in crate::restart) enum Command {
 
 /// What a restart wants, and how it was by then.
 #[derive(Debug)]
-pub(in crate::restart) struct Order {
-    pub(in crate::restart) effect: Effect,
+pub(crate) struct Order {
+    pub(crate) effect: Effect,
     /// What must outlive the plugin.
-    pub(in crate::restart) record: Arc<Record>,
+    pub(crate) record: Arc<Record>,
     /// The UID that the API server knows the pod by: only a static pod has another one there.
-    pub(in crate::restart) api_uid: PodUid,
+    pub(crate) api_uid: PodUid,
     /// When the container was made whose exit is the trigger: nanoseconds since the Unix epoch.
-    pub(in crate::restart) trigger_made_at: i64,
+    pub(crate) trigger_made_at: i64,
     /// What the pod's containers are to be, if the API server has told.
-    pub(in crate::restart) spec: Option<Arc<PodSpec>>,
+    pub(crate) spec: Option<Arc<PodSpec>>,
 }
 
 /// A restart that is over.
 #[derive(Debug)]
-pub(in crate::restart) struct Finished {
-    pub(in crate::restart) plan: Plan,
+pub(crate) struct Finished {
+    pub(crate) plan: Plan,
     /// The pod's restarts so far, with this one.
-    pub(in crate::restart) past: Past,
+    pub(crate) past: Past,
     /// Containers that are neither running again nor completed, for a log line.
-    pub(in crate::restart) waiting_for: Vec<ContainerName>,
+    pub(crate) waiting_for: Vec<ContainerName>,
 }
 
 /// What people should know.
 #[derive(Debug)]
-pub(in crate::restart) enum Saying {
+pub(crate) enum Saying {
     Restarting(Box<Plan>),
     FellBack(RestartId, String),
     BegunAnew(RestartId, u8),

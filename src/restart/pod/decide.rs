@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Command, Gone, Order, Pod, Saying, Task, found_by};
+use super::{Command, Order, Pod, Saying};
 use crate::clock::Moment;
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
@@ -12,9 +12,7 @@ use crate::node::InstanceState;
 use crate::policy::{Action, CompletedContainers, Policy, Rules};
 use crate::report::condition_type;
 use crate::restart::machine::{Effect, Event, Machine, Phase};
-use crate::restart::plan::{
-    Circumstances, Member, Plan, RestartId, Starter, Trigger, start_at_once,
-};
+use crate::restart::plan::{Member, Plan, RestartId, Starter, Trigger, Way, start_at_once};
 use crate::restart::replay::{self, ReplayBlocker};
 
 impl Pod {
@@ -94,8 +92,7 @@ impl Pod {
 
     /// Settles what the exit of this container means: it is part of a restart, begins one, or is released.
     pub(super) fn decide(&mut self, id: &ContainerId, now: &Moment) {
-        let replaced = self.machine.as_ref().is_some_and(|it| it.replaces(id));
-        if replaced {
+        if self.is_replaced(id) {
             self.commands.push(Command::EndKill(id.clone()));
             let event = match self.holds.get(id) {
                 Some(since) => Event::Held(id.clone(), *since),
@@ -126,7 +123,7 @@ impl Pod {
 
     /// A static pod is deleted by taking its manifest away, of which no API tells in time. That may be taken back before
     /// the kubelet has noticed, so that it is asked at each exit.
-    pub(in crate::restart) fn manifest_asked(
+    pub(crate) fn manifest_asked(
         &mut self,
         trigger: &Trigger,
         action: Action,
@@ -142,81 +139,57 @@ impl Pod {
 
     fn begin(&mut self, trigger: &Trigger, action: Action, now: &Moment) {
         self.restarts += 1;
-        let options = self.policy.as_ref().map(|policy| policy.options().clone());
-        let grace = match (action, options) {
-            (Action::RestartPod, Some(options)) => options.grace(),
-            _ => Duration::ZERO,
-        };
-        let container = trigger.container.clone();
-        let id = RestartId(format!("{}-{}", short(container.as_str()), self.restarts));
-        let scope = scope(action, trigger);
-        let plans = |it: &Self| it.circumstances(id.clone(), trigger.clone(), action, grace, now);
-        if plans(self).plan().is_none() {
-            self.holds.remove(&container);
+        let restarts = |it: Member| it.is_restarted_after(trigger.code);
+        if action == Action::Restart && self.known_member(&trigger.name).is_some_and(restarts) {
+            // The kubelet does so by itself (KEP-5307).
+            self.holds.remove(&trigger.container);
             return;
         }
         // What another restart has made and not started, nobody starts any more.
         self.sweep_unstarted();
-        let mut circumstances = plans(self);
+        let scope = scope(action, trigger);
         let back_off = &self.shared.back_off;
         let wait = self.past.wait(scope.as_ref(), now.up_ms, back_off);
-        circumstances.back_off_ms = millis(wait);
-        if let Some(blocker) = self.blocker(&circumstances) {
-            circumstances.starter = Starter::Kubelet(blocker.to_string());
-        }
-        let Some(plan) = circumstances.plan() else {
-            return;
-        };
-        let back_off = &self.shared.back_off;
         self.past_before = self.past.clone();
         self.past.begun(scope.as_ref(), now.up_ms, back_off);
+        let mut plan = Plan {
+            back_off_ms: millis(wait),
+            ..self.draft(trigger.clone(), action, now)
+        };
+        if let Some(blocker) = self.blocker(&plan) {
+            plan.starter = Starter::Kubelet(blocker.to_string());
+        }
+        let plan = self.settle(plan);
         self.say(Saying::Restarting(Box::new(plan.clone())));
         self.carry_out(plan, now);
     }
 
     /// What keeps the containers from being replayed.
-    fn blocker(&self, circumstances: &Circumstances) -> Option<ReplayBlocker> {
-        let Circumstances {
-            action, trigger, ..
-        } = circumstances;
-        let members = circumstances.containers.iter();
-        let concerned = |it: &&Member| *action != Action::Restart || it.name == trigger.name;
-        let members: Vec<&Member> = members.filter(concerned).collect();
+    fn blocker(&self, plan: &Plan) -> Option<ReplayBlocker> {
+        let concerned = |it: &&Member| plan.is_whole_pod() || it.name == plan.trigger.name;
+        let members: Vec<&Member> = plan.members.iter().filter(concerned).collect();
         let asked = self.policy.as_ref().and_then(|it| it.options().start);
         let start = self.shared.start.asked(asked);
-        let spec = self.spec.as_deref();
         let at_once = start_at_once(members.iter().copied());
-        if circumstances.back_off_ms > 0 && !at_once {
+        if plan.back_off_ms > 0 && !at_once {
             Some(ReplayBlocker::BackOff)
-        } else if circumstances.grace_ms > 0 {
+        } else if plan.grace_ms > 0 {
             Some(ReplayBlocker::GracePeriod)
         } else if !self.shared.gate.is_there() {
             Some(ReplayBlocker::NoGate)
         } else {
-            replay::blocker(start, spec, &members, &self.shared.replay_devices)
-                .or_else(|| self.request_changed(&members))
-        }
-    }
-
-    /// What a replay made and did not start shields nothing, and nobody else would remove it before the kubelet collects
-    /// it.
-    fn sweep_unstarted(&mut self) {
-        let unstarted = self.instances.iter();
-        let unstarted =
-            unstarted.filter(|(_, it)| it.is_unstarted_of_ours() && !it.is_placeholder());
-        // An attempt that was left as a shield is as good as a placeholder.
-        let unstarted = unstarted.filter(|(id, _)| !self.wants(Task::Stand(id)));
-        let unstarted: Vec<ContainerId> = unstarted.map(|(id, _)| id.clone()).collect();
-        for id in unstarted {
-            self.instances.removed(&id);
-            // Whatever is heard of it until it is gone: one that was just being started is none of the next generation's.
-            self.removed.insert(id.clone(), Gone::Soon);
-            self.commands.push(Command::Remove(id));
+            replay::blocker(
+                start,
+                self.spec.as_deref(),
+                &members,
+                &self.shared.replay_devices,
+            )
+            .or_else(|| self.request_changed(&members))
         }
     }
 
     /// A replay has failed: the kubelet starts the containers, from what there is now.
-    pub(in crate::restart) fn fall_back(&mut self, why: String, now: &Moment) {
+    pub(crate) fn fall_back(&mut self, why: String, now: &Moment) {
         let Some(plan) = self.plan() else { return };
         let (id, again) = (plan.id.clone(), plan.again);
         self.say(Saying::FellBack(id, why.clone()));
@@ -234,74 +207,76 @@ impl Pod {
 
     /// The same restart, from what there is now.
     fn plan_anew(&mut self, again: u8, starter: Starter, now: &Moment) {
-        let Some(plan) = self.plan() else { return };
-        let (id, trigger) = (plan.id.clone(), plan.trigger.clone());
-        let (action, grace) = (plan.action, Duration::from_millis(plan.grace_ms));
-        let condition = plan.condition.clone();
-        let back_off = plan.back_off();
-        let back_off = back_off.saturating_sub(now.since(plan.decided_up_ms));
-        let mut circumstances = self.circumstances(id, trigger, action, grace, now);
-        circumstances.again = again;
-        circumstances.starter = starter;
-        circumstances.condition = condition;
-        circumstances.back_off_ms = millis(back_off);
-        if let Some(plan) = circumstances.plan() {
-            self.carry_out(plan, now);
-        }
+        let Some(before) = self.plan().cloned() else {
+            return;
+        };
+        let waited = now.since(before.decided_up_ms);
+        let plan = Plan {
+            id: before.id,
+            condition: before.condition,
+            grace_ms: before.grace_ms,
+            back_off_ms: before.back_off_ms.saturating_sub(millis(waited)),
+            again,
+            starter,
+            ..self.draft(before.trigger, before.action, now)
+        };
+        self.carry_out(self.settle(plan), now);
     }
 
     fn carry_out(&mut self, plan: Plan, now: &Moment) {
         self.settle_olds(&plan);
-        let ran = self.oldest_run(&plan, now);
-        let found = found_by(&self.instances, &plan);
+        let (holds, found) = (&self.holds, &self.instances);
         let before = self.machine.as_ref();
-        let (machine, effects) = Machine::begin(plan, &self.holds, before, &found, ran, now.at);
-        let codes = self.codes_of_held(machine.plan());
+        let (machine, effects) = Machine::begin(plan, holds, before, found, now.at);
         self.machine = Some(machine);
         self.apply(effects, now);
-        for (name, id, code) in codes {
-            self.feed(Event::Ended(name, id, Some(code)), now);
-        }
     }
 
-    fn circumstances(
-        &self,
-        id: RestartId,
-        trigger: Trigger,
-        action: Action,
-        grace: Duration,
-        now: &Moment,
-    ) -> Circumstances {
-        let known = self.shape();
-        let restart_policy = known.as_ref().map(|(policy, _)| *policy);
-        let containers = known.map_or_else(
-            || self.guessed_members(&trigger.name),
-            |(_, members)| members,
-        );
-        Circumstances {
-            id,
+    /// A restart that begins now, as far as it can be told before it is settled.
+    fn draft(&self, trigger: Trigger, action: Action, now: &Moment) -> Plan {
+        let grace = match (action, self.policy.as_ref()) {
+            (Action::RestartPod, Some(policy)) => policy.options().grace(),
+            _ => Duration::ZERO,
+        };
+        let (restart_policy, members) = match self.shape() {
+            Some((policy, members)) => (Some(policy), members),
+            None => (None, self.guessed_members(&trigger.name)),
+        };
+        let machine = self.machine.as_ref();
+        Plan {
+            id: RestartId(format!(
+                "{}-{}",
+                short(trigger.container.as_str()),
+                self.restarts
+            )),
             pod: self.identity.clone(),
-            trigger,
             action,
             condition: condition_type(action, self.native).map(str::to_owned),
-            // Whoever plans settles who starts.
+            restart_policy: restart_policy.unwrap_or(RestartPolicy::Never),
             starter: Starter::Plugin,
-            restart_policy,
-            containers,
+            way: Way::Cleared,
+            guard: trigger.name.clone(),
+            trigger,
+            members,
+            ordered: restart_policy.is_some(),
             grace_ms: millis(grace),
-            keep_completed: self.policy.as_ref().is_some_and(|policy| {
-                policy.options().completed_containers == CompletedContainers::Keep
-            }),
             decided_at_ms: now.unix_ms,
             decided_up_ms: now.up_ms,
             back_off_ms: 0,
             again: 0,
-            replayed_inits: self
-                .machine
-                .as_ref()
-                .is_some_and(Machine::has_replayed_inits),
-            exited_initialises: self.native.is_none_or(|it| it.exited_initialises),
+            replayed_inits: machine.is_some_and(Machine::has_replayed_inits),
         }
+    }
+
+    fn settle(&self, draft: Plan) -> Plan {
+        let completed = self
+            .policy
+            .as_ref()
+            .map(|it| it.options().completed_containers);
+        draft.settle(
+            completed == Some(CompletedContainers::Keep),
+            self.native.is_none_or(|it| it.exited_initialises),
+        )
     }
 
     /// Returns whether this was news.
@@ -334,9 +309,8 @@ impl Pod {
         if effects.is_empty() {
             return;
         }
-        let Some(record) = self.record().map(Arc::new) else {
-            return;
-        };
+        let Some(machine) = &self.machine else { return };
+        let record = Arc::new(machine.record());
         let over = record.phase == Phase::Over;
         for effect in effects {
             tracing::debug!(pod = %self.identity.key, ?effect);

@@ -1,7 +1,7 @@
 //! What is known of a pod, as it is asked for.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::Pod;
 use crate::clock::Moment;
@@ -11,17 +11,17 @@ use crate::node::{Instance, InstanceState, Maker};
 use crate::policy::Action;
 use crate::restart::machine::Machine;
 use crate::restart::plan::{Generation, Member, Old, Plan, Trigger};
-use crate::restart::record::Record;
 use crate::restart::times::RELIST_INTERVAL;
 
 impl Pod {
-    /// Its restart, if one is under way, or is over and wants things done.
-    pub(in crate::restart) fn machine(&self) -> Option<&Machine> {
+    /// Its restart, if there is one.
+    #[cfg(test)]
+    pub(crate) fn machine(&self) -> Option<&Machine> {
         self.machine.as_ref()
     }
 
     /// What its restart is to do.
-    pub(in crate::restart) fn plan(&self) -> Option<&Plan> {
+    pub(crate) fn plan(&self) -> Option<&Plan> {
         self.machine.as_ref().map(Machine::plan)
     }
 
@@ -29,30 +29,14 @@ impl Pod {
         self.plan().map(Plan::generation)
     }
 
-    /// What must outlive the plugin.
-    pub(super) fn record(&self) -> Option<Record> {
-        let machine = self.machine.as_ref()?;
-        Some(Record {
-            phase: machine.phase(),
-            plan: machine.plan().clone(),
-        })
-    }
-
     /// When it is to be told that time has passed.
-    pub(in crate::restart) fn deadline(&self) -> Option<Instant> {
+    pub(crate) fn deadline(&self) -> Option<Instant> {
         self.machine.as_ref().and_then(Machine::deadline)
     }
 
     /// Whether the hook of this container is to wait.
-    pub(in crate::restart) fn is_held(&self, id: &ContainerId) -> bool {
+    pub(crate) fn is_held(&self, id: &ContainerId) -> bool {
         self.holds.contains_key(id)
-    }
-
-    /// Whether exits of its restart are held. A generation that begins anew is about containers that were started without a
-    /// hook, and needs the gate.
-    pub(in crate::restart) fn is_holding(&self) -> bool {
-        let machine = self.machine.as_ref();
-        machine.is_some_and(|it| it.is_holding() && it.plan().again == 0)
     }
 
     /// See [`super::Order`].
@@ -61,7 +45,7 @@ impl Pod {
         spec.map_or(&self.identity.uid, |spec| &spec.api_uid)
     }
 
-    pub(in crate::restart) fn instance(&self, id: &ContainerId) -> Option<&Instance> {
+    pub(crate) fn instance(&self, id: &ContainerId) -> Option<&Instance> {
         self.instances.get(id)
     }
 
@@ -87,30 +71,6 @@ impl Pod {
         let olds = olds.map(|old| old.id.clone());
         let there = olds.filter(|id| self.instances.get(id).is_some());
         self.decided.extend(there);
-    }
-
-    /// What containers exited with that still count as running, because their exits are held.
-    pub(super) fn codes_of_held(&self, plan: &Plan) -> Vec<(ContainerName, ContainerId, ExitCode)> {
-        let members = plan.members.iter();
-        let held = members.filter_map(|member| {
-            let old = member.old.as_ref().filter(|old| old.exit.is_none())?;
-            match self.instances.get(&old.id)?.state {
-                InstanceState::Ended(code) => Some((member.name.clone(), old.id.clone(), code?)),
-                InstanceState::Created | InstanceState::Running => None,
-            }
-        });
-        held.collect()
-    }
-
-    /// For how long the oldest of the containers that the restart ends has been there, at the least.
-    pub(super) fn oldest_run(&self, plan: &Plan, now: &Moment) -> Duration {
-        let olds = plan.members.iter().filter_map(|member| member.old.as_ref());
-        let running = olds.filter(|old| old.exit.is_none());
-        let since = running.filter_map(|old| Some(self.instances.get(&old.id)?.heard_at));
-        let since = since.min();
-        since.map_or(Duration::ZERO, |since| {
-            now.at.saturating_duration_since(since)
-        })
     }
 
     /// A container as the kubelet sees it: one whose exit is held runs.
@@ -156,8 +116,14 @@ impl Pod {
         let Some(InstanceState::Ended(Some(code))) = ended else {
             return false;
         };
-        let mut members = self.shape().into_iter().flat_map(|(_, members)| members);
-        members.any(|it| it.name == *name && it.stays_ended_after(code))
+        let member = self.known_member(name);
+        member.is_some_and(|it| it.stays_ended_after(code))
+    }
+
+    /// That container, if it is known what it is to the kubelet.
+    pub(super) fn known_member(&self, name: &ContainerName) -> Option<Member> {
+        let (_, members) = self.shape()?;
+        members.into_iter().find(|it| it.name == *name)
     }
 
     /// The pod's restart policy, and its containers in start order. A restart that goes on after the plugin came
@@ -184,16 +150,10 @@ impl Pod {
         (plan.is_whole_pod() && plan.ordered).then(|| (plan.restart_policy, members.collect()))
     }
 
-    pub(super) fn trigger(&self, id: &ContainerId) -> Option<Trigger> {
-        let instance = self.instances.get(id)?;
-        let InstanceState::Ended(Some(code)) = instance.state else {
-            return None;
-        };
-        (!instance.is_placeholder() && self.is_member(&instance.name)).then(|| Trigger {
-            name: instance.name.clone(),
-            container: id.clone(),
-            code,
-        })
+    /// Whether it is an attempt that the restart under way replaces.
+    pub(super) fn is_replaced(&self, id: &ContainerId) -> bool {
+        let machine = self.machine.as_ref();
+        machine.is_some_and(|machine| machine.replaces(id))
     }
 
     /// Whether it is an init container whose exit the replay under way keeps unseen.
@@ -211,18 +171,27 @@ impl Pod {
 
     /// What the exit of this container asks for.
     pub(super) fn asked(&self, id: &ContainerId) -> Option<(Trigger, Action)> {
-        let trigger = self.trigger(id)?;
+        let instance = self.instances.get(id)?;
+        let InstanceState::Ended(Some(code)) = instance.state else {
+            return None;
+        };
+        if instance.is_placeholder() || !self.is_member(&instance.name) {
+            return None;
+        }
         let policy = self.policy.as_ref()?;
-        let action = policy.action(trigger.name.as_str(), trigger.code.0)?;
+        let action = policy.action(instance.name.as_str(), code.0)?;
+        let trigger = Trigger {
+            name: instance.name.clone(),
+            container: id.clone(),
+            code,
+        };
         Some((trigger, action))
     }
 
     /// Whether its failure is about to begin a restart.
     pub(super) fn will_ask(&self, id: &ContainerId) -> bool {
-        let machine = self.machine.as_ref();
-        let belongs = machine.is_some_and(|machine| machine.replaces(id));
         let failure = |(trigger, _): (Trigger, Action)| trigger.code != ExitCode::SUCCESS;
-        !belongs && !self.deleting && self.asked(id).is_some_and(failure)
+        !self.is_replaced(id) && !self.deleting && self.asked(id).is_some_and(failure)
     }
 
     /// Rules for the whole pod are not for ephemeral containers, which are none of its spec's.

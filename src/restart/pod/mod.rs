@@ -8,6 +8,7 @@ mod command;
 mod decide;
 mod facts;
 mod hooks;
+mod leftovers;
 mod memory;
 mod shared;
 #[cfg(test)]
@@ -20,21 +21,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::back_off::Past;
-use super::machine::{Event, Found, FoundState, Machine, Outcome, Phase, Verdict};
-use super::plan::{Generation, Plan, RestartId};
-use super::record::Record;
-use super::times::{LIST_SLACK, OLDEST_LIST};
+use super::machine::{Event, Machine, Verdict};
+use super::plan::{Generation, RestartId};
+use super::times::OLDEST_LIST;
 use crate::clock::Moment;
 use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity};
 use crate::kube::{KubeletFeatures, PodSpec};
 use crate::node::{Instance, InstanceState, Instances};
 use crate::policy::{Policy, Written};
 use crate::report::Unprotected;
-pub(super) use command::{Command, Finished, Order, Saying};
+pub(crate) use command::{Command, Finished, Order, Saying};
 use hooks::Hooks;
 use memory::Requests;
 pub use shared::{Gate, Shared};
-pub(super) use wanted::{Task, Wanted};
+pub(crate) use wanted::{Task, Wanted};
 
 /// Since when a container is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,23 +45,10 @@ enum Gone {
     At(Instant),
 }
 
-/// What is known when a pod is first seen.
-#[derive(Debug)]
-pub(super) struct Known {
-    /// What its annotations say; `None`: they are being read.
-    pub(super) written: Option<Arc<Written>>,
-    /// Whether its runtime handler runs hooks on the host.
-    pub(super) runs_hooks: bool,
-    /// What the kubelet does by itself; `None`: the API server has not told.
-    pub(super) native: Option<KubeletFeatures>,
-    /// Its restarts under another plugin.
-    pub(super) past: Past,
-}
-
 /// What is known of one pod, and its restart if one is under way.
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
-pub(super) struct Pod {
+pub(crate) struct Pod {
     shared: Arc<Shared>,
     identity: PodIdentity,
     runs_hooks: bool,
@@ -99,16 +86,24 @@ pub(super) struct Pod {
 }
 
 impl Pod {
-    pub(super) fn new(identity: PodIdentity, shared: Arc<Shared>, known: Known) -> Self {
+    /// One whose annotations are being read. `runs_hooks`: its runtime handler does so on the host; `native`: what the kubelet
+    /// does by itself, if the API server has told; `past`: its restarts under another plugin.
+    pub(crate) fn new(
+        identity: PodIdentity,
+        shared: Arc<Shared>,
+        runs_hooks: bool,
+        native: Option<KubeletFeatures>,
+        past: Past,
+    ) -> Self {
         Self {
             shared,
             identity,
-            runs_hooks: known.runs_hooks,
-            written: known.written,
+            runs_hooks,
+            written: None,
             policy: None,
             spec: None,
             manifest: None,
-            native: known.native,
+            native,
             instances: Instances::default(),
             requests: Requests::default(),
             machine: None,
@@ -119,8 +114,8 @@ impl Pod {
             removed: HashMap::new(),
             deleting: false,
             restarts: 0,
-            past_before: known.past.clone(),
-            past: known.past,
+            past_before: past.clone(),
+            past,
             said_unhooked: None,
             said_invalid: false,
             said_kills: false,
@@ -129,12 +124,12 @@ impl Pod {
     }
 
     /// What is to be done since it was last asked, in this order. To be asked whenever it was told something.
-    pub(super) fn commands(&mut self) -> Vec<Command> {
+    pub(crate) fn commands(&mut self) -> Vec<Command> {
         std::mem::take(&mut self.commands)
     }
 
     /// What the pod's author wrote has been read.
-    pub(super) fn written(&mut self, written: Written, now: &Moment) {
+    pub(crate) fn written(&mut self, written: Written, now: &Moment) {
         self.written = Some(Arc::new(written));
         self.judge();
         self.say_what_is_unhooked(now);
@@ -144,7 +139,7 @@ impl Pod {
     }
 
     /// The pod's spec is known, or has changed.
-    pub(super) fn spec_changed(&mut self, spec: Arc<PodSpec>, now: &Moment) {
+    pub(crate) fn spec_changed(&mut self, spec: Arc<PodSpec>, now: &Moment) {
         let ends = spec.ending && !self.deleting;
         let first = self.spec.is_none();
         let recorded = spec.recorded.clone();
@@ -159,7 +154,7 @@ impl Pod {
     }
 
     /// The manifest of a static pod was found. Without an API server it says what the pod is made of as well.
-    pub(super) fn manifest_found(&mut self, path: PathBuf, spec: PodSpec, now: &Moment) {
+    pub(crate) fn manifest_found(&mut self, path: PathBuf, spec: PodSpec, now: &Moment) {
         self.manifest = Some(path);
         // The API server may have been faster.
         if self.spec.is_none() {
@@ -168,19 +163,19 @@ impl Pod {
     }
 
     /// What the kubelet does by itself is known, or has changed.
-    pub(super) fn features_changed(&mut self, native: KubeletFeatures) {
+    pub(crate) fn features_changed(&mut self, native: KubeletFeatures) {
         self.native = Some(native);
         self.judge();
     }
 
     /// The pod is being deleted or its sandbox is gone: nothing is held any more.
-    pub(super) fn deleted(&mut self, now: &Moment) {
+    pub(crate) fn deleted(&mut self, now: &Moment) {
         self.deleting = true;
         self.release_all(now);
     }
 
     /// The kubelet is ending the pod by itself, which its status does not tell yet.
-    pub(super) fn is_ending(&mut self, now: &Moment) {
+    pub(crate) fn is_ending(&mut self, now: &Moment) {
         if !self.deleting {
             self.say(Saying::Ending);
             self.deleted(now);
@@ -188,29 +183,29 @@ impl Pod {
     }
 
     /// The kubelet has ended the container that asked, to start it again: natively no rule heeds that.
-    pub(super) fn call_off(&mut self, now: &Moment) {
+    pub(crate) fn call_off(&mut self, now: &Moment) {
         self.feed(Event::CalledOff, now);
     }
 
     /// Whether a container that is about to be made is to have our hook: there is something to do for the pod, or may
     /// be, the host runs hooks, and the runtime does not refuse them.
-    pub(super) fn is_to_have_hook(&mut self, name: &ContainerName, now: &Moment) -> bool {
+    pub(crate) fn is_to_have_hook(&mut self, name: &ContainerName, now: &Moment) -> bool {
         let wanted = self.runs_hooks && self.may_act();
         self.hooks.ask(name, wanted, now.at)
     }
 
     /// A container of that name was made, with our hook or without.
-    pub(super) fn was_made(&mut self, name: &ContainerName, hooked: bool, now: &Moment) {
+    pub(crate) fn was_made(&mut self, name: &ContainerName, hooked: bool, now: &Moment) {
         self.hooks.made(name, hooked, now.at);
     }
 
     /// This may be another runtime, or the same with another configuration.
-    pub(super) fn reconnected(&mut self) {
+    pub(crate) fn reconnected(&mut self) {
         self.hooks = Hooks::default();
     }
 
     /// The kubelet, or we, made a container.
-    pub(super) fn created(&mut self, id: ContainerId, instance: Instance, now: &Moment) {
+    pub(crate) fn created(&mut self, id: ContainerId, instance: Instance, now: &Moment) {
         if self.removed.contains_key(&id) {
             return;
         }
@@ -220,26 +215,15 @@ impl Pod {
     }
 
     /// A container's process runs.
-    pub(super) fn started(&mut self, id: &ContainerId, now: &Moment) {
+    pub(crate) fn started(&mut self, id: &ContainerId, now: &Moment) {
         if let Some(name) = self.instances.started(id, now.at) {
             self.feed(Event::Started(name, id.clone()), now);
             self.end_twins();
         }
     }
 
-    /// Nobody kept the kubelet from starting another attempt beside one that ran: this process was frozen, for one.
-    fn end_twins(&mut self) {
-        if !self.may_act() || self.deleting {
-            return;
-        }
-        for id in self.instances.twins() {
-            self.decided.insert(id.clone());
-            self.commands.push(Command::Kill(id));
-        }
-    }
-
     /// A container's process has ended. The exit may not be visible yet.
-    pub(super) fn ended(&mut self, id: &ContainerId, code: Option<ExitCode>, now: &Moment) {
+    pub(crate) fn ended(&mut self, id: &ContainerId, code: Option<ExitCode>, now: &Moment) {
         if !self.note_end(id, code, now) {
             return;
         }
@@ -253,32 +237,32 @@ impl Pod {
     }
 
     /// The exit of this container cannot be held: no hook has come, and it may be seen by now.
-    pub(super) fn hook_is_missing(&mut self, id: &ContainerId, now: &Moment) {
+    pub(crate) fn hook_is_missing(&mut self, id: &ContainerId, now: &Moment) {
         if !self.is_held(id) {
             self.decide(id, now);
         }
     }
 
-    /// Nobody can tell what this container exited with.
-    pub(super) fn code_is_unknown(&mut self, id: &ContainerId) {
-        self.holds.remove(id);
+    /// Nobody can tell what this container exited with. Returns whether it was held for that.
+    pub(crate) fn code_is_unknown(&mut self, id: &ContainerId) -> bool {
+        !self.is_replaced(id) && self.holds.remove(id).is_some()
     }
 
     /// A container is no longer in the runtime.
-    pub(super) fn removed(&mut self, id: &ContainerId, now: &Moment) {
+    pub(crate) fn removed(&mut self, id: &ContainerId, now: &Moment) {
         self.gone(id, now);
         self.feed(Event::Gone(id.clone()), now);
     }
 
     /// A hook, which has waited for so long, asks whether the exit of this container may be seen. Returns whether it is to
     /// wait, until [`Self::is_held`] is no longer true of it.
-    pub(super) fn decide_hold(&mut self, id: &ContainerId, waited: Duration, now: &Moment) -> bool {
+    pub(crate) fn decide_hold(&mut self, id: &ContainerId, waited: Duration, now: &Moment) -> bool {
         let Some(instance) = self.instances.get(id) else {
             return false;
         };
         let (name, ended) = (instance.name.clone(), instance.state);
+        let replaced = self.is_replaced(id);
         let machine = self.machine.as_ref();
-        let replaced = machine.is_some_and(|machine| machine.replaces(id));
         let held = machine.is_some_and(|machine| machine.holds(id));
         let hidden = !replaced && self.is_replayed(id);
         let policy = self.policy.as_ref();
@@ -303,18 +287,13 @@ impl Pod {
             self.decide(id, now);
         }
         if !known {
-            let learn = if replaced {
-                Command::LearnCode
-            } else {
-                Command::AskForCode
-            };
-            self.commands.push(learn(id.clone()));
+            self.commands.push(Command::LearnCode(id.clone()));
         }
         self.is_held(id)
     }
 
     /// Whether the kubelet may create a container of that name now; the refusal is written for people.
-    pub(super) fn admit_create(
+    pub(crate) fn admit_create(
         &mut self,
         name: &ContainerName,
         now: &Moment,
@@ -364,62 +343,8 @@ impl Pod {
         }
     }
 
-    /// What was in the runtime at `asked`, no longer than [`OLDEST_LIST`] ago, whatever was heard before.
-    /// `begun`: a restart that a predecessor left; `sweep`: what belongs to no restart is a leftover.
-    pub(super) fn relisted(
-        &mut self,
-        mut found: Vec<(ContainerId, Instance)>,
-        asked: Instant,
-        begun: Option<Record>,
-        sweep: bool,
-        now: &Moment,
-    ) {
-        found.retain(|(id, _)| !self.removed.contains_key(id));
-        // What was made meanwhile cannot be in the list, and is not gone.
-        let known = self.instances.iter();
-        let known = known.filter(|(_, it)| it.listed || it.heard_at + LIST_SLACK < asked);
-        let known: Vec<ContainerId> = known.map(|(id, _)| id.clone()).collect();
-        for id in known {
-            if !found.iter().any(|(seen, _)| *seen == id) {
-                self.removed(&id, now);
-            }
-        }
-        let mut news = Vec::new();
-        for (id, instance) in found {
-            let (name, attempt, state) = (instance.name.clone(), instance.attempt, instance.state);
-            let placeholder = instance.is_placeholder();
-            // A list may be older than what was heard meanwhile.
-            if self.instances.insert(id.clone(), instance) && !placeholder {
-                news.push((id, name, attempt, state));
-            }
-        }
-        if let Some(record) = begun {
-            self.resume(record, now);
-        } else if let Some(machine) = &mut self.machine {
-            machine.relisted(&found_by(&self.instances, machine.plan()));
-            // As the kubelet starts them: what it has begun in order is to look so.
-            let members = &machine.plan().members;
-            let place = |name: &ContainerName| members.iter().position(|it| it.name == *name);
-            news.sort_by_key(|(_, name, attempt, _)| (place(name), *attempt));
-            for (id, name, _, state) in news {
-                match state {
-                    InstanceState::Created => {}
-                    InstanceState::Running => self.feed(Event::Started(name, id), now),
-                    InstanceState::Ended(code) => {
-                        self.feed(Event::Ended(name, id.clone(), code), now);
-                        self.feed(Event::Exited(id), now);
-                    }
-                }
-            }
-        } else if sweep {
-            self.sweep_leftovers();
-        }
-        self.end_twins();
-        self.say_what_is_unhooked(now);
-    }
-
     /// What came of an effect, or time has passed: see [`Self::deadline`].
-    pub(super) fn feed(&mut self, event: Event, now: &Moment) {
+    pub(crate) fn feed(&mut self, event: Event, now: &Moment) {
         if let Some(machine) = &mut self.machine {
             tracing::debug!(pod = %self.identity.key, phase = ?machine.phase(), ?event);
             let effects = machine.handle(now.at, event);
@@ -429,7 +354,7 @@ impl Pod {
 
     /// A placeholder for that container, which this generation wanted, was made, which took so long. Returns whether it
     /// stands, or is not needed.
-    pub(super) fn placeholder_made(
+    pub(crate) fn placeholder_made(
         &mut self,
         name: ContainerName,
         id: ContainerId,
@@ -450,7 +375,7 @@ impl Pod {
     }
 
     /// One was not made, and nobody goes on trying.
-    pub(super) fn placeholder_not_made(
+    pub(crate) fn placeholder_not_made(
         &mut self,
         name: ContainerName,
         generation: &Generation,
@@ -463,7 +388,7 @@ impl Pod {
 
     /// The next attempt of that container was made by a replay, which took so long. If it is wanted no longer, nobody else
     /// knows of it.
-    pub(super) fn attempt_made(
+    pub(crate) fn attempt_made(
         &mut self,
         restart: &RestartId,
         name: &ContainerName,
@@ -476,41 +401,6 @@ impl Pod {
         } else {
             self.commands.push(Command::Remove(id.clone()));
         }
-    }
-
-    /// Nobody tells of its removal.
-    fn watch(&mut self, shield: ContainerId) {
-        if self.wants(Task::Watch(&shield)) {
-            self.commands.push(Command::WatchShield(shield));
-        }
-    }
-
-    /// What it wanted done when its restart was over has been done. Returns that restart, unless another has taken its
-    /// place meanwhile.
-    pub(super) fn finish(&mut self, outcome: Outcome, now: &Moment) -> Option<Finished> {
-        let machine = self.machine.take_if(|it| it.phase() == Phase::Over)?;
-        // One before may have ended with a plugin that died before all were removed.
-        self.sweep_leftovers();
-        // The row of restarts goes on from the end of this one.
-        let of = decide::scope(machine.plan().action, &machine.plan().trigger);
-        if outcome == Outcome::CalledOff {
-            self.past = self.past_before.clone();
-        } else {
-            self.past.over(of.as_ref(), now.up_ms);
-        }
-        Some(Finished {
-            waiting_for: machine.waiting_for().into_iter().cloned().collect(),
-            past: self.past.clone(),
-            plan: machine.into_plan(),
-        })
-    }
-
-    /// What belongs to no restart any more.
-    fn sweep_leftovers(&mut self) {
-        let instances = self.instances.iter();
-        let leftover = instances.filter(|(_, it)| it.is_unstarted_of_ours());
-        let ids = leftover.map(|(id, _)| Command::Remove(id.clone()));
-        self.commands.extend(ids);
     }
 
     /// A container is no longer in the runtime: nothing is kept of it but that.
@@ -547,51 +437,5 @@ impl Pod {
 
     fn say(&mut self, what: Saying) {
         self.commands.push(Command::Say(what));
-    }
-
-    fn resume(&mut self, record: Record, now: &Moment) {
-        let Record { phase, plan } = record;
-        let found = found_by(&self.instances, &plan);
-        let elapsed = now.since(plan.decided_up_ms);
-        self.say(Saying::WentOn(plan.id.clone(), phase));
-        let trigger = &plan.trigger;
-        self.instances.ended(&trigger.container, Some(trigger.code));
-        self.decided.insert(trigger.container.clone());
-        self.settle_olds(&plan);
-        if matches!(phase, Phase::Shielded | Phase::Up) {
-            // Their exits were released, whether or not the runtime shows it yet.
-            for old in plan.members.iter().filter_map(|member| member.old.as_ref()) {
-                self.instances.ended(&old.id, old.code());
-            }
-        }
-        let (machine, effects) = Machine::resume(plan, phase, &found, elapsed, now.at);
-        self.machine = Some(machine);
-        self.apply(effects, now);
-        let shields = self.machine.iter().flat_map(Machine::leftovers);
-        let shields: Vec<ContainerId> = shields.map(|(_, id)| id).collect();
-        for shield in shields {
-            self.watch(shield);
-        }
-    }
-}
-
-/// What is there, to a restart with this plan.
-pub(super) fn found_by(instances: &Instances, plan: &Plan) -> Vec<Found> {
-    let instances = instances.iter();
-    instances.map(|(id, it)| found(id, it, plan)).collect()
-}
-
-fn found(id: &ContainerId, instance: &Instance, plan: &Plan) -> Found {
-    Found {
-        id: id.clone(),
-        name: instance.name.clone(),
-        maker: instance.maker,
-        created_at: instance.created_at,
-        new: !plan.knew(id),
-        state: match instance.state {
-            InstanceState::Created => FoundState::Created,
-            InstanceState::Running => FoundState::Running,
-            InstanceState::Ended(code) => FoundState::Exited(code),
-        },
     }
 }

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::policy::Start;
 use crate::restart::back_off::BackOff;
 use crate::restart::replay::Devices;
-use crate::restart::turns::Turns;
 
 /// What all pods of a node share.
 #[derive(Debug)]
@@ -19,8 +18,6 @@ pub struct Shared {
     pub replay_devices: Vec<Devices>,
     /// The gaps between restarts.
     pub back_off: BackOff,
-    /// Which pods restart at once.
-    pub turns: Turns,
 }
 
 /// Whether the runtime asks before it creates a container, which it does not while it is not connected.
@@ -33,7 +30,7 @@ impl Gate {
         self.0.store(there, Ordering::Relaxed);
     }
 
-    pub(in crate::restart) fn is_there(&self) -> bool {
+    pub(crate) fn is_there(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }

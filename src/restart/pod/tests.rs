@@ -8,17 +8,16 @@ use crate::kube::{ContainerKind, KubeletFeatures, RestartPolicy};
 use crate::node::Maker;
 use crate::policy::{Start, Unread};
 use crate::restart::back_off::BackOff;
-use crate::restart::plan::tests::{RUNS, circumstances};
-use crate::restart::turns::Turns;
+use crate::restart::machine::Outcome;
 
 impl Pod {
     /// Whether its manifest has been found.
-    pub(in crate::restart) fn has_manifest(&self) -> bool {
+    pub(crate) fn has_manifest(&self) -> bool {
         self.manifest.is_some()
     }
 
     /// Whether nothing is kept of any container.
-    pub(in crate::restart) fn keeps_nothing(&self) -> bool {
+    pub(crate) fn keeps_nothing(&self) -> bool {
         self.instances.iter().next().is_none() && self.holds.is_empty() && self.decided.is_empty()
     }
 }
@@ -29,7 +28,6 @@ fn pod(start: Start) -> Pod {
         start,
         replay_devices: Vec::new(),
         back_off: BackOff::try_new(Duration::ZERO, Duration::ZERO, Duration::ZERO).unwrap(),
-        turns: Turns::of(1),
     };
     let identity = PodIdentity {
         sandbox: "s".into(),
@@ -40,25 +38,9 @@ fn pod(start: Start) -> Pod {
         },
     };
     shared.gate.set(true);
-    let known = Known {
-        written: Some(Arc::default()),
-        runs_hooks: true,
-        native: None,
-        past: Past::default(),
-    };
-    Pod::new(identity, Arc::new(shared), known)
-}
-
-#[test]
-fn what_has_come_since_a_restart_was_decided_is_new_whatever_the_clock_on_the_wall_was_set_to() {
-    let shape = &[("a", ContainerKind::Regular, RUNS)];
-    let plan = circumstances(Some(RestartPolicy::Never), shape, "a", 42).restart_all();
-    let made = |created_at| Instance {
-        created_at,
-        ..Instance::running("a")
-    };
-    assert!(found(&"a-1".into(), &made(0), &plan).new);
-    assert!(!found(&"a-0".into(), &made(i64::MAX), &plan).new);
+    let mut pod = Pod::new(identity, Arc::new(shared), true, None, Past::default());
+    pod.written(Written::default(), &moment());
+    pod
 }
 
 fn moment() -> Moment {
@@ -171,6 +153,10 @@ fn memory_that_is_requested_is_compared_with_what_each_attempt_was_made_with() {
 
 /// With an init container `i` and a regular one `a`, and a rule that restarts one container at 42.
 fn with_rules(start: Start) -> Pod {
+    with_policy(start, "Never")
+}
+
+fn with_policy(start: Start, restart_policy: &str) -> Pod {
     let (mut pod, now) = (pod(start), moment());
     let rule = "[{action: Restart, exitCodes: {operator: In, values: [42]}}]";
     let unread = Unread::of([("restart-rules.reprise.dev", rule)]);
@@ -178,7 +164,7 @@ fn with_rules(start: Start) -> Pod {
     let spec = json!({
         "metadata": {"name": "p", "namespace": "n", "uid": "u"},
         "spec": {
-            "restartPolicy": "Never",
+            "restartPolicy": restart_policy,
             "initContainers": [{"name": "i"}],
             "containers": [{"name": "a"}],
         },
@@ -186,6 +172,19 @@ fn with_rules(start: Start) -> Pod {
     let spec = PodSpec::from_pod(&serde_json::from_value(spec).unwrap(), "node");
     pod.spec_changed(Arc::new(spec.unwrap()), &now);
     pod
+}
+
+#[test]
+fn a_container_that_the_kubelet_restarts_by_itself_is_left_to_it() {
+    for (restart_policy, restarts) in [("Always", false), ("Never", true)] {
+        let (mut pod, now) = (with_policy(Start::Auto, restart_policy), moment());
+        let a = ContainerId::from("a-0");
+        pod.created(a.clone(), Instance::running("a"), &now);
+        assert!(pod.decide_hold(&a, Duration::ZERO, &now));
+        pod.ended(&a, Some(ExitCode(42)), &now);
+        assert_eq!(pod.machine().is_some(), restarts, "{restart_policy}");
+        assert_eq!(pod.is_held(&a), restarts, "{restart_policy}");
+    }
 }
 
 #[test]

@@ -8,7 +8,12 @@ use crate::restart::plan::{Generation, RestartId};
 
 /// What is done for a pod.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::restart) enum Task<'t> {
+pub(crate) enum Task<'t> {
+    /// A restart is under way, or is over and wants things done.
+    Restart,
+    /// Exits of that restart are held. A generation that begins anew is about containers that were started without a hook,
+    /// and needs the gate.
+    Holds,
     /// It waits for its turn among the pods of this node.
     Queue,
     /// It has that turn.
@@ -34,15 +39,13 @@ pub(in crate::restart) enum Task<'t> {
     Replay(&'t RestartId),
     /// This attempt, which a replay has made, is started.
     Start(&'t ContainerId),
-    /// What a container exited with whose hook waits is asked.
-    CodeOfHeld(&'t ContainerId),
-    /// The same of one that has ended in a restart.
-    CodeOfEnded(&'t ContainerId),
+    /// It is asked what this container exited with, whose hook waits or which has ended in a restart.
+    Code(&'t ContainerId),
 }
 
 /// Whether it is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::restart) enum Wanted {
+pub(crate) enum Wanted {
     Now,
     /// It may soon be.
     Later,
@@ -57,16 +60,18 @@ impl From<bool> for Wanted {
 
 impl Pod {
     /// Whether that is wanted now.
-    pub(in crate::restart) fn wants(&self, task: Task<'_>) -> bool {
+    pub(crate) fn wants(&self, task: Task<'_>) -> bool {
         self.wanted(task) == Wanted::Now
     }
 
     /// Whether that is wanted, or soon may be.
-    pub(in crate::restart) fn wanted(&self, task: Task<'_>) -> Wanted {
+    pub(crate) fn wanted(&self, task: Task<'_>) -> Wanted {
         let restart = |so_far: &dyn Fn(&Machine) -> bool| self.machine.as_ref().is_some_and(so_far);
         let is_of = |it: &Machine, id: &RestartId| it.plan().id == *id;
         let stands = |id| move |it: &Machine| it.leftovers().iter().any(|(_, it)| it == id);
         match task {
+            Task::Restart => restart(&|_| true),
+            Task::Holds => restart(&|it| it.is_holding() && it.plan().again == 0),
             Task::Queue => restart(&Machine::is_queued),
             Task::Turn => restart(&Machine::wants_turn),
             Task::GoFirst => restart(&Machine::is_exposed),
@@ -91,11 +96,10 @@ impl Pod {
             Task::Recover(id) => restart(&|it| is_of(it, id) && it.may_replay()),
             Task::Replay(id) => restart(&|it| is_of(it, id) && it.phase() == Phase::Replay),
             Task::Start(id) => restart(&|it| it.is_to_start(id)),
-            // The exit of one that the restart replaces asks for nothing.
-            Task::CodeOfHeld(id) => {
-                self.is_held(id) && self.lacks_code(id) && !restart(&|it| it.replaces(id))
+            Task::Code(id) => {
+                let lacks = self.lacks_code(id);
+                lacks && (self.is_held(id) || restart(&|it| it.ends(id)))
             }
-            Task::CodeOfEnded(id) => self.lacks_code(id) && restart(&|it| it.ends(id)),
         }
         .into()
     }

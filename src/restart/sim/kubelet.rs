@@ -10,8 +10,7 @@ use super::runtime::{Is, KILLED};
 use super::{Case, Job, Ms, World};
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
-use crate::node::Maker;
-use crate::restart::machine::FoundState;
+use crate::node::{InstanceState, Maker};
 
 /// What a relist finds in a pod, beside what the one before found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +28,7 @@ struct Seen {
     id: ContainerId,
     name: ContainerName,
     created_at: i64,
-    state: FoundState,
+    state: InstanceState,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,8 +82,8 @@ impl Kubelet {
         let mut new = listed.iter().filter(|new| !self.listed.contains(new));
         let wakes = gone
             .iter()
-            .any(|old| !matches!(old.state, FoundState::Exited(_)))
-            || new.clone().any(|new| new.state != FoundState::Created);
+            .any(|old| !matches!(old.state, InstanceState::Ended(_)))
+            || new.clone().any(|new| new.state != InstanceState::Created);
         let noticed = if wakes {
             Noticed::Wakes
         } else if !gone.is_empty() || new.next().is_some() {
@@ -100,7 +99,7 @@ impl Kubelet {
         self.view.iter().filter(move |seen| seen.name == *name)
     }
 
-    fn state(&self, name: &ContainerName) -> Option<FoundState> {
+    fn state(&self, name: &ContainerName) -> Option<InstanceState> {
         self.of(name).next().map(|seen| seen.state)
     }
 
@@ -131,18 +130,18 @@ impl Kubelet {
             };
         };
         let last = match (newest.next().map(|seen| seen.state), before.state) {
-            (Some(FoundState::Exited(code)), _) => code,
+            (Some(InstanceState::Ended(code)), _) => code,
             (Some(_), _) => None,
             (None, _) if case.kubelet < Version::V1_36 => None,
-            (None, State::Terminated(code)) if !matches!(first.state, FoundState::Exited(_)) => {
+            (None, State::Terminated(code)) if !matches!(first.state, InstanceState::Ended(_)) => {
                 Some(code)
             }
             (None, _) => before.last,
         };
         let state = match first.state {
-            FoundState::Created => State::Waiting,
-            FoundState::Running => State::Running,
-            FoundState::Exited(code) => State::Terminated(code.unwrap()),
+            InstanceState::Created => State::Waiting,
+            InstanceState::Running => State::Running,
+            InstanceState::Ended(code) => State::Terminated(code.unwrap()),
         };
         Status { state, last }
     }
@@ -177,8 +176,8 @@ impl Kubelet {
     /// What to start, in this order; `None`: an init container failed for good, or nothing is left to do.
     fn actions(&self, case: &Case) -> Option<Vec<ContainerName>> {
         let up = |name| match self.state(name) {
-            Some(FoundState::Created | FoundState::Running) => true,
-            Some(FoundState::Exited(_)) | None => false,
+            Some(InstanceState::Created | InstanceState::Running) => true,
+            Some(InstanceState::Ended(_)) | None => false,
         };
         let mut initialised = case.regulars().any(|name| match case.kubelet {
             Version::V1_33 | Version::V1_36 => up(name),
@@ -197,18 +196,18 @@ impl Kubelet {
                 continue;
             }
             match state {
-                FoundState::Running if !sidecar => {}
-                FoundState::Exited(Some(code)) if !sidecar && code != ExitCode::SUCCESS => {
+                InstanceState::Running if !sidecar => {}
+                InstanceState::Ended(Some(code)) if !sidecar && code != ExitCode::SUCCESS => {
                     case.restarts_after(code).then(|| first.push(at))?;
                 }
-                FoundState::Exited(_) if sidecar => first.push(at),
-                FoundState::Created => first.push(at),
+                InstanceState::Ended(_) if sidecar => first.push(at),
+                InstanceState::Created => first.push(at),
                 // Its startup probe has not succeeded yet.
-                FoundState::Running if sidecar && !self.is_probed(case, name) => {}
-                FoundState::Running | FoundState::Exited(_) if at + 1 == inits.len() => {
+                InstanceState::Running if sidecar && !self.is_probed(case, name) => {}
+                InstanceState::Running | InstanceState::Ended(_) if at + 1 == inits.len() => {
                     initialised = true;
                 }
-                FoundState::Running | FoundState::Exited(_) => {
+                InstanceState::Running | InstanceState::Ended(_) => {
                     first.extend((!known).then_some(at + 1));
                 }
             }
@@ -226,8 +225,8 @@ impl Kubelet {
         let mut regulars = Vec::new();
         for name in case.regulars() {
             match self.state(name) {
-                Some(FoundState::Running) => keeps = true,
-                Some(FoundState::Exited(Some(code))) if !case.restarts_after(code) => {}
+                Some(InstanceState::Running) => keeps = true,
+                Some(InstanceState::Ended(Some(code))) if !case.restarts_after(code) => {}
                 _ => regulars.push(name.clone()),
             }
         }
@@ -397,7 +396,7 @@ impl World {
 
     /// Of an init container that has ended, the last attempt stays.
     fn prune_inits(&mut self) {
-        let ended = |seen: &&Seen| matches!(seen.state, FoundState::Exited(_));
+        let ended = |seen: &&Seen| matches!(seen.state, InstanceState::Ended(_));
         let inits = self.case.containers.iter();
         let inits = inits.filter(|(_, kind)| *kind != ContainerKind::Regular);
         let old: Vec<ContainerId> = inits

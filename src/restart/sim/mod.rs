@@ -20,9 +20,8 @@ use proptest::test_runner::{FileFailurePersistence, RngSeed, TestRunner};
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::node::Maker;
 use crate::restart::back_off::Past;
-use crate::restart::machine::{Event, Phase};
+use crate::restart::machine::{Event, Phase, Record};
 use crate::restart::plan::{Generation, Plan};
-use crate::restart::record::Record;
 use case::{Case, Fault, Kind, any_case};
 use kubelet::{Kubelet, KubeletsCall};
 use plugin::Plugin;
@@ -122,7 +121,6 @@ enum Job {
     Recorded(u32, BTreeSet<ContainerId>),
     Replayed(u32, ContainerId),
     NoHook(u32, ContainerId),
-    AskForCode(u32, ContainerId),
     LearnCode(u32, ContainerId),
     Verify(u32, ContainerId),
     Call(u32, Call),
@@ -141,7 +139,6 @@ impl Job {
             | Self::Recorded(epoch, _)
             | Self::Replayed(epoch, ..)
             | Self::NoHook(epoch, _)
-            | Self::AskForCode(epoch, _)
             | Self::LearnCode(epoch, _)
             | Self::Verify(epoch, _)
             | Self::Call(epoch, _)
@@ -340,7 +337,6 @@ impl World {
             Job::NoHook(_, id) => {
                 self.tell(|pod, now| pod.hook_is_missing(&id, now));
             }
-            Job::AskForCode(_, id) => self.ask_for_code(&id),
             Job::LearnCode(_, id) => self.learn_code(&id),
             Job::Verify(_, id) => self.verify(&id),
             Job::Call(_, call) => self.carry_out_call(call),

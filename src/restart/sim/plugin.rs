@@ -15,12 +15,10 @@ use crate::kube::{ContainerKind, KubeletFeatures, PodSpec};
 use crate::node::{Instance, InstanceState};
 use crate::policy::{Action, Start, Unread, Written};
 use crate::restart::back_off::{BackOff, Past};
-use crate::restart::machine::{Effect, Event, FoundState, Machine, Phase};
+use crate::restart::machine::{Effect, Event, Machine, Phase, Record};
 use crate::restart::plan::{Generation, Plan, Starter};
-use crate::restart::pod::{Command, Gate, Known, Order, Pod, Shared, Task, Wanted};
-use crate::restart::record::Record;
+use crate::restart::pod::{Command, Gate, Order, Pod, Shared, Task, Wanted};
 use crate::restart::times::{RELIST_INTERVAL, RESERVED_LIMIT};
-use crate::restart::turns::Turns;
 
 /// What a container has ended with that was not started.
 const START_ERROR: ExitCode = ExitCode(128);
@@ -60,7 +58,6 @@ impl Plugin {
             },
             replay_devices: Vec::new(),
             back_off: back_off(case),
-            turns: Turns::of(2),
         };
         let identity = PodIdentity {
             sandbox: "sandbox".into(),
@@ -70,17 +67,12 @@ impl Plugin {
                 name: "pod".into(),
             },
         };
-        let known = Known {
-            written: None,
-            runs_hooks: true,
-            native: Some(KubeletFeatures {
-                exited_initialises: case.kubelet == Version::V1_37,
-                ..KubeletFeatures::default()
-            }),
-            past,
+        let native = KubeletFeatures {
+            exited_initialises: case.kubelet == Version::V1_37,
+            ..KubeletFeatures::default()
         };
         Self {
-            pod: Pod::new(identity, Arc::new(shared), known),
+            pod: Pod::new(identity, Arc::new(shared), true, Some(native), past),
             gate,
             queue: VecDeque::new(),
             kills: BTreeSet::new(),
@@ -209,7 +201,7 @@ impl World {
         let mut hooks = self.runtime.hooks.iter();
         let waiting = hooks.any(|id| self.is_held(id));
         let plugin = self.plugin.as_mut().unwrap();
-        if waiting || plugin.pod.is_holding() {
+        if waiting || plugin.pod.wants(Task::Holds) {
             return self.after(10, Job::Connect(self.epoch));
         }
         plugin.connect();
@@ -240,7 +232,7 @@ impl World {
     fn relisted(&mut self, begun: Option<Record>) {
         let containers = self.runtime.containers.iter();
         let listed = containers.map(|(id, it)| {
-            let running = it.seen() == FoundState::Running;
+            let running = it.seen() == InstanceState::Running;
             let instance = Instance {
                 // The first process has been there for long.
                 heard_at: if self.epoch == 1 {
@@ -267,11 +259,7 @@ impl World {
     fn instance(&self, container: &Container) -> Instance {
         Instance {
             name: container.name.clone(),
-            state: match container.seen() {
-                FoundState::Created => InstanceState::Created,
-                FoundState::Running => InstanceState::Running,
-                FoundState::Exited(code) => InstanceState::Ended(code),
-            },
+            state: container.seen(),
             maker: container.maker,
             // Clocks are not set here.
             attempt: Attempt(0),
@@ -337,21 +325,10 @@ impl World {
         waits == Some(true)
     }
 
-    pub(super) fn ask_for_code(&mut self, id: &ContainerId) {
-        if self.wants(Task::CodeOfHeld(id)) {
-            self.tell_code(id);
-        } else {
-            self.after(300, Job::LearnCode(self.epoch, id.clone()));
-        }
-    }
-
     pub(super) fn learn_code(&mut self, id: &ContainerId) {
-        if self.wants(Task::CodeOfEnded(id)) {
-            self.tell_code(id);
+        if !self.wants(Task::Code(id)) {
+            return;
         }
-    }
-
-    fn tell_code(&mut self, id: &ContainerId) {
         let is = self.runtime.containers.get(id).map(|it| it.is);
         if let Some(Is::Stopped(code) | Is::Exited(code)) = is {
             self.tell(|pod, now| pod.ended(id, Some(code), now));
@@ -360,10 +337,10 @@ impl World {
 
     pub(super) fn verify(&mut self, id: &ContainerId) {
         match self.runtime.containers.get(id).map(Container::seen) {
-            Some(FoundState::Running) => {
+            Some(InstanceState::Running) => {
                 self.tell(|pod, now| pod.started(id, now));
             }
-            Some(FoundState::Exited(code)) => {
+            Some(InstanceState::Ended(code)) => {
                 self.tell(|pod, now| pod.ended(id, code, now));
             }
             None => self.removed(id),
@@ -458,7 +435,6 @@ impl World {
             Command::Remove(id) => self.sweep(id),
             Command::EndKill(id) => drop(plugin.kills.remove(&id)),
             Command::AwaitHook(id) => self.after(1000, Job::NoHook(self.epoch, id)),
-            Command::AskForCode(id) => self.after(300, Job::AskForCode(self.epoch, id)),
             Command::LearnCode(id) => self.after(300, Job::LearnCode(self.epoch, id)),
             Command::Verify(id) => {
                 let asking = self.upto(20);

@@ -6,9 +6,9 @@ use super::{Call, Job, Ms, World};
 use crate::exit_hold;
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::ContainerKind;
-use crate::node::Maker;
+use crate::node::{InstanceState, Maker};
 use crate::policy::Action;
-use crate::restart::machine::{Event, FoundState};
+use crate::restart::machine::Event;
 use crate::restart::pod::{Pod, Task, Wanted};
 
 pub(super) const KILLED: ExitCode = ExitCode(137);
@@ -36,11 +36,11 @@ impl Container {
         self.maker == Maker::Placeholder
     }
 
-    pub(super) fn seen(&self) -> FoundState {
+    pub(super) fn seen(&self) -> InstanceState {
         match self.is {
-            Is::Created => FoundState::Created,
-            Is::Running | Is::Stopped(_) => FoundState::Running,
-            Is::Exited(code) => FoundState::Exited(Some(code)),
+            Is::Created => InstanceState::Created,
+            Is::Running | Is::Stopped(_) => InstanceState::Running,
+            Is::Exited(code) => InstanceState::Ended(Some(code)),
         }
     }
 }
@@ -332,7 +332,7 @@ impl World {
             }
             Call::Remove(id) => {
                 let there = self.runtime.containers.get(&id);
-                if there.is_some_and(|it| it.seen() == FoundState::Running) {
+                if there.is_some_and(|it| it.seen() == InstanceState::Running) {
                     // The runtime stops it by force, and removes it when its exit has been processed.
                     self.exit(&id, KILLED);
                     self.after(100, Job::Call(self.epoch, Call::Remove(id)));

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::restart::driver::stranger_tests::{RULE, hold_request, tools};
+use crate::driver::stranger_tests::{RULE, hold_request, tools};
 
 const CODE: Option<ExitCode> = Some(ExitCode(42));
 

@@ -4,7 +4,7 @@ use tonic::Status;
 
 use super::*;
 use crate::cri::fake::{Fake, api};
-use crate::restart::driver::testing::tools;
+use crate::driver::testing::tools;
 
 const RULES: &str =
     r#"[{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]"#;
@@ -58,7 +58,8 @@ fn registry(fake: &Fake, dir: &tempfile::TempDir) -> Registry {
 
 fn is_hooked(registry: &Registry, id: &str) -> Option<bool> {
     let id = id.into();
-    registry.driver_of(&id).unwrap().is_hooked(&id)
+    let driver = registry.driver_of(&id).unwrap();
+    driver.instance(&id)?.hooked
 }
 
 #[tokio::test]

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use reprise::clock::Clock;
 use reprise::cri;
+use reprise::driver::turns::Turns;
+use reprise::driver::{Readers, Starts, Tools};
 use reprise::kube::StaticPods;
 use reprise::policy::Start;
+use reprise::records::Records;
 use reprise::report::Reporter;
 use reprise::restart::back_off::BackOff;
-use reprise::restart::driver::{Readers, Starts, Tools};
 use reprise::restart::pod::{Gate, Shared};
-use reprise::restart::record::Records;
-use reprise::restart::turns::Turns;
 use tokio::runtime::{Builder, Runtime};
 
 use super::dir;
@@ -51,7 +51,7 @@ pub(super) fn tools() -> Tools {
             start: Start::Auto,
             replay_devices: Vec::new(),
             back_off: BackOff::try_new(second, 10 * second, 60 * second).expect("gaps that grow"),
-            turns: Turns::of(2),
         }),
+        turns: Turns::of(2),
     }
 }

@@ -3,12 +3,12 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
+use reprise::driver::{Charge, Driver};
 use reprise::ids::{Attempt, ContainerId, ContainerName};
 use reprise::node::{Instance, InstanceState, Maker};
 use reprise::policy::Unread;
 use reprise::restart::back_off::{BackOff, Past};
-use reprise::restart::driver::{Charge, Driver};
-use reprise::restart::record::Record;
+use reprise::restart::machine::Record;
 use tokio::time::sleep;
 
 use super::{dir, plugin};

@@ -13,9 +13,9 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::{Driver, Job, State};
-use crate::cri::{ContainerState, CriError};
-use crate::exit_hold;
-use crate::ids::{ContainerId, ContainerName, ExitCode};
+use crate::cri::CriError;
+use crate::driver::turns::Turn;
+use crate::ids::{ContainerId, ContainerName};
 use crate::kube::Ending;
 use crate::policy::Action;
 use crate::report::Story;
@@ -23,10 +23,8 @@ use crate::restart::machine::{Effect, Event, Outcome};
 use crate::restart::plan::{Generation, Plan, Starter, Trigger, Way};
 use crate::restart::pod::{Command, Order, Pod, Saying, Task, Wanted};
 use crate::restart::times::{
-    ANNOUNCE_LIMIT, ENDING_LIMIT, EVENT_LIMIT, HOOK_INTERVAL, HOOK_LIMIT, REMOVE_LIMIT,
-    RETRY_INTERVAL, SHIELDS_INTERVAL, STOP_LIMIT,
+    ANNOUNCE_LIMIT, ENDING_LIMIT, REMOVE_LIMIT, RETRY_INTERVAL, SHIELDS_INTERVAL,
 };
-use crate::restart::turns::Turn;
 
 impl Driver {
     /// Carries out what has been decided since the last time, and releases what is held no longer: together and now, for
@@ -45,7 +43,6 @@ impl Driver {
                     }
                 }
                 Command::AwaitHook(id) => drop(tokio::spawn(Arc::clone(self).await_hook(id))),
-                Command::AskForCode(id) => drop(tokio::spawn(Arc::clone(self).ask_for_code(id))),
                 Command::LearnCode(id) => drop(tokio::spawn(Arc::clone(self).learn_code(id))),
                 Command::Verify(id) => drop(tokio::spawn(Arc::clone(self).verify(id))),
                 Command::AskManifest(trigger, action, path) => {
@@ -62,7 +59,7 @@ impl Driver {
         }
         let goes_first = state.pod.wants(Task::GoFirst);
         if goes_first != state.exposed.is_some() {
-            state.exposed = goes_first.then(|| self.tools.shared.turns.expose());
+            state.exposed = goes_first.then(|| self.tools.turns.expose());
         }
     }
 
@@ -142,13 +139,13 @@ impl Driver {
     }
 
     fn ask_for_turn(self: &Arc<Self>) {
-        if let Some(turn) = self.tools.shared.turns.at_once() {
+        if let Some(turn) = self.tools.turns.at_once() {
             return self.called(turn);
         }
         self.feed(Event::Queued);
         let driver = Arc::clone(self);
         tokio::spawn(async move {
-            let turn = driver.tools.shared.turns.turn().await;
+            let turn = driver.tools.turns.turn().await;
             driver.called(turn);
         });
     }
@@ -197,56 +194,6 @@ impl Driver {
                 }
             }
         });
-    }
-
-    fn begin_kill(self: &Arc<Self>, state: &mut State, id: &ContainerId, grace: Duration) {
-        let begin = || tokio::spawn(Arc::clone(self).kill(id.clone(), grace)).abort_handle();
-        state.kills.entry(id.clone()).or_insert_with(begin);
-    }
-
-    async fn kill(self: Arc<Self>, id: ContainerId, grace: Duration) {
-        loop {
-            let cri = &self.tools.cri;
-            let stop = cri.stop_container(&id, grace, grace + STOP_LIMIT);
-            let result = self.bounds.kill(stop).await;
-            let event = match result {
-                // The runtime stops nothing that it has not started (containerd `stopContainer`), and starts it then.
-                Ok(()) if self.is_yet_to_end(&id).await => None,
-                Ok(()) => Some(Event::Exited(id.clone())),
-                Err(CriError::Gone { .. }) => Some(Event::Gone(id.clone())),
-                Err(error) => {
-                    tracing::warn!(pod = %self.pod.key, container = %id, %error, "could not stop a container, trying again");
-                    None
-                }
-            };
-            let Some(event) = event else {
-                sleep(RETRY_INTERVAL).await;
-                // Even when its exit can no longer be held: it cannot start again before it has ended.
-                let mut state = self.lock();
-                if state.pod.wants(Task::Kill(&id)) {
-                    continue;
-                }
-                state.kills.remove(&id);
-                return;
-            };
-            self.with(|state, now| {
-                state.kills.remove(&id);
-                state.pod.feed(event, now);
-            });
-            return;
-        }
-    }
-
-    /// Asks the runtime only about a container of which no end has been heard.
-    async fn is_yet_to_end(&self, id: &ContainerId) -> bool {
-        if !self.wants(Task::End(id)) {
-            return false;
-        }
-        match self.tools.cri.container_status(id).await {
-            Ok(status) => status.state != ContainerState::Exited,
-            Err(CriError::Gone { .. }) => false,
-            Err(_) => true,
-        }
     }
 
     async fn make_placeholder(
@@ -350,20 +297,6 @@ impl Driver {
         }
     }
 
-    /// The hook of a container that has exited is missing. While the runtime shows that it runs, nobody has seen the exit
-    /// and the hook may yet come.
-    async fn await_hook(self: Arc<Self>, id: ContainerId) {
-        let until = Instant::now() + exit_hold::LIMIT;
-        sleep(HOOK_LIMIT).await;
-        while Instant::now() < until
-            && !self.wants(Task::Hold(&id))
-            && self.shows_running(&id).await
-        {
-            sleep(HOOK_INTERVAL).await;
-        }
-        self.tell(|pod, now| pod.hook_is_missing(&id, now));
-    }
-
     pub(super) fn wants(&self, task: Task<'_>) -> bool {
         self.lock().pod.wants(task)
     }
@@ -373,72 +306,6 @@ impl Driver {
             return Wanted::No;
         }
         self.lock().pod.wanted(task)
-    }
-
-    async fn shows_running(&self, id: &ContainerId) -> bool {
-        let status = self.tools.cri.container_status(id).await;
-        status.is_ok_and(|status| status.state == ContainerState::Running)
-    }
-
-    /// The exit event of a container whose hook waits is missing: asks the runtime, and releases the exit if it does not
-    /// know either.
-    async fn ask_for_code(self: Arc<Self>, id: ContainerId) {
-        sleep(EVENT_LIMIT).await;
-        if !self.wants(Task::CodeOfHeld(&id)) {
-            // A restart may have begun that replaces it.
-            return self.learn_code(id).await;
-        }
-        if let Some(code) = self.code_from_task(&id).await {
-            return self.ended(&id, Some(code));
-        }
-        sleep(HOOK_LIMIT).await;
-        if self.wants(Task::CodeOfHeld(&id)) {
-            tracing::warn!(pod = %self.pod.key, container = %id, "nobody knows the exit code: let the exit go");
-            self.tell(|pod, _| pod.code_is_unknown(&id));
-        }
-    }
-
-    /// A container that is part of a restart ended by itself, and its exit event is missing: after a success, for
-    /// one, the kubelet may not start it again.
-    async fn learn_code(self: Arc<Self>, id: ContainerId) {
-        loop {
-            sleep(EVENT_LIMIT).await;
-            if !self.wants(Task::CodeOfEnded(&id)) {
-                return;
-            }
-            let code = match self.code_from_task(&id).await {
-                None => self.code_from_status(&id).await,
-                code => code,
-            };
-            if code.is_some() {
-                return self.ended(&id, code);
-            }
-        }
-    }
-
-    async fn code_from_status(&self, id: &ContainerId) -> Option<ExitCode> {
-        let status = self.tools.cri.container_status(id).await;
-        status.ok()?.exit_code
-    }
-
-    async fn code_from_task(&self, id: &ContainerId) -> Option<ExitCode> {
-        let containerd = self.tools.containerd.as_ref()?;
-        // The shim may not answer while its hook runs: then nobody knows, which is said by who asked.
-        containerd.task_exit_code(id).await.ok().flatten()
-    }
-
-    /// Asks the runtime about a container of whose start, end or removal nobody may have told: it may have fallen between two
-    /// plugins.
-    pub(super) async fn verify(self: Arc<Self>, id: ContainerId) {
-        match self.tools.cri.container_status(&id).await {
-            Ok(status) if status.state == ContainerState::Exited => {
-                self.ended(&id, status.exit_code);
-            }
-            Ok(status) if status.state == ContainerState::Running => self.started(&id),
-            Err(CriError::Gone { .. }) => self.removed(&id),
-            // The runtime is away and nothing will be created anyway.
-            Ok(_) | Err(_) => {}
-        }
     }
 
     fn ask_manifest(self: &Arc<Self>, trigger: Trigger, action: Action, path: PathBuf) {

@@ -10,7 +10,7 @@ use rustix::fs::OFlags;
 use tokio::task::spawn_blocking;
 
 use crate::cri::{ContainerConfig, ContainerStatus};
-use crate::node::{Maker, now_ns};
+use crate::node::{Maker, now_ns, unix_ns};
 use crate::restart::replay::ReplayBlocker;
 
 /// Where it is in a container.
@@ -92,7 +92,7 @@ impl Hosts {
         let meta = file.metadata()?;
         file.take(LONGEST).read_to_end(&mut text)?;
         let is_whole = meta.len() < LONGEST;
-        let is_known = known == Some(&*text) || nanoseconds(&meta)? <= written_by;
+        let is_known = known == Some(&*text) || unix_ns(meta.modified()?) <= written_by;
         let untouched = is_whole && is_known;
         let text = text.into();
         Ok(untouched
@@ -147,12 +147,6 @@ fn open(path: &Path, flags: OFlags) -> io::Result<fs::File> {
     Ok(file.into())
 }
 
-fn nanoseconds(meta: &fs::Metadata) -> io::Result<i64> {
-    let since = meta.modified()?.duration_since(std::time::UNIX_EPOCH);
-    let since = since.map_err(io::Error::other)?;
-    i64::try_from(since.as_nanos()).map_err(io::Error::other)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -163,8 +157,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(ON_NODE);
         fs::write(&path, "clean\n").unwrap();
-        let written = nanoseconds(&fs::metadata(&path).unwrap()).unwrap();
+        let written = modified(&path);
         (dir, path, written)
+    }
+
+    fn modified(path: &Path) -> i64 {
+        unix_ns(fs::metadata(path).unwrap().modified().unwrap())
     }
 
     #[test]
@@ -172,7 +170,7 @@ mod tests {
         let (_dir, path, written) = clean();
         let hosts = Hosts::read(path.clone(), written, None).unwrap().unwrap();
         hosts.write().unwrap();
-        assert_eq!(nanoseconds(&fs::metadata(&path).unwrap()).unwrap(), written);
+        assert_eq!(modified(&path), written);
         for touched in ["clean\nmore\n", "clean", "", "other\n"] {
             fs::write(&path, touched).unwrap();
             hosts.write().unwrap();

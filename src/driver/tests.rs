@@ -172,8 +172,8 @@ async fn a_replay_that_falls_back_leaves_what_the_kubelet_is_about_to_start() {
         driver.created(id.into(), made);
     }
     driver.tell(|pod, now| pod.fall_back("a test".into(), now));
-    assert!(!driver.knows(&"a-1".into()));
-    assert!(driver.knows(&"b-1".into()));
+    assert!(driver.instance(&"a-1".into()).is_none());
+    assert!(driver.instance(&"b-1".into()).is_some());
 }
 
 #[tokio::test]

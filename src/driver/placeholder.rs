@@ -5,17 +5,17 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use tokio::sync::OnceCell;
 
-use super::plan::RestartId;
 use crate::cri::{
     self, ContainerConfig, ContainerMetadata, CriError, ImageSpec, LinuxContainerConfig,
     LinuxContainerSecurityContext, PodSandboxConfig,
 };
 use crate::ids::{ContainerId, ContainerName, SandboxId};
 use crate::node::PLACEHOLDER_ANNOTATION;
+use crate::restart::plan::RestartId;
 
 /// Makes the placeholders of one pod.
 #[derive(Debug)]
-pub struct Placeholders {
+pub(super) struct Placeholders {
     sandbox: SandboxId,
     config: OnceCell<PodSandboxConfig>,
     /// The runtime reserves `name_pod_namespace_uid_attempt`. The kubelet counts attempts from 0 up, we from the
@@ -25,8 +25,7 @@ pub struct Placeholders {
 
 impl Placeholders {
     /// For the pod of that sandbox.
-    #[must_use]
-    pub fn new(sandbox: SandboxId) -> Self {
+    pub(super) fn new(sandbox: SandboxId) -> Self {
         Self {
             sandbox,
             config: OnceCell::new(),
@@ -35,7 +34,7 @@ impl Placeholders {
     }
 
     /// Makes one placeholder for container `name`, shaped like its attempt `like`.
-    pub async fn make(
+    pub(super) async fn make(
         &self,
         cri: &cri::Client,
         name: &ContainerName,

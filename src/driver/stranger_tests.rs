@@ -9,7 +9,6 @@ use crate::ids::PodKey;
 use crate::policy::Start;
 use crate::restart::back_off::BackOff;
 use crate::restart::plan::Starter;
-use crate::restart::turns::Turns;
 
 const RULES: &str = "restart-rules.reprise.dev";
 const OPTIONS: (&str, &str) = ("restart-options.reprise.dev", "start: Replay");
@@ -34,7 +33,6 @@ fn shared(start: Start) -> Arc<Shared> {
         start,
         replay_devices: Vec::new(),
         back_off: BackOff::try_new(Duration::ZERO, Duration::ZERO, Duration::ZERO).unwrap(),
-        turns: Turns::of(1),
     })
 }
 

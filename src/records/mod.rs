@@ -1,29 +1,21 @@
 //! Restarts under way, on disk: what a plugin that dies leaves to the next one, and to the hooks that wait.
 
+mod disk;
+
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 
-use super::back_off::Past;
-use super::disk::{Disk, Kind};
-use super::machine::Phase;
-use super::plan::Plan;
 use crate::dirs::{self, DirError};
 use crate::ids::SandboxId;
-
-/// One restart under way.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
-    /// How far it was.
-    pub phase: Phase,
-    /// What it is to do.
-    pub plan: Plan,
-}
+use crate::restart::back_off::Past;
+use crate::restart::machine::Record;
+use disk::{Disk, Kind};
 
 /// The records. They are written by a thread of their own, and whoever writes waits a second for it at the most. One
 /// line says that it does not work, and one when it works again: restarts go on without.
@@ -288,9 +280,10 @@ mod tests {
     use std::process::Command;
     use std::time::Duration;
 
-    use super::super::back_off::BackOff;
-    use super::super::plan::tests::plan;
     use super::*;
+    use crate::restart::back_off::BackOff;
+    use crate::restart::machine::Phase;
+    use crate::restart::plan::tests::plan;
 
     struct Place {
         dir: tempfile::TempDir,

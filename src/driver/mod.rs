@@ -4,8 +4,10 @@
 //! the runtime, the disk and the API are made by tasks that own nothing of the pod.
 
 mod bounds;
+mod exits;
 mod hosts;
 mod perform;
+mod placeholder;
 mod replay;
 mod starts;
 #[cfg(test)]
@@ -14,6 +16,7 @@ pub(crate) mod stranger_tests;
 pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
+pub mod turns;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,12 +27,6 @@ use rustix::process::setpriority_process;
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, spawn_blocking};
 
-use super::back_off::Past;
-use super::machine::Event;
-use super::placeholder::Placeholders;
-use super::pod::{Known, Order, Pod, Shared};
-use super::record::{Record, Records};
-use super::turns::{Exposed, Turn};
 use crate::clock::{Clock, Moment};
 use crate::cri::{self, Containerd};
 use crate::exit_hold::{HoldDecision, HoldRequest};
@@ -37,10 +34,16 @@ use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity};
 use crate::kube::{Endings, KubeletFeatures, Manifest, PodSpec, StaticPods};
 use crate::node::Instance;
 use crate::policy::{Unread, Written};
+use crate::records::Records;
 use crate::report::Reporter;
+use crate::restart::back_off::Past;
+use crate::restart::machine::{Event, Record};
+use crate::restart::pod::{Order, Pod, Shared, Task};
 use bounds::Bounds;
+use placeholder::Placeholders;
 use replay::Replay;
 pub use starts::Starts;
+use turns::{Exposed, Turn, Turns};
 
 /// What all drivers use.
 #[derive(Debug)]
@@ -51,6 +54,8 @@ pub struct Tools {
     pub containerd: Option<Containerd>,
     /// What is decided with, the same for all pods.
     pub shared: Arc<Shared>,
+    /// Which pods restart at once.
+    pub turns: Turns,
     /// Restarts on disk.
     pub records: Records,
     /// Logs, events and conditions.
@@ -172,19 +177,18 @@ impl Driver {
     pub fn spawn(tools: Arc<Tools>, pod: PodIdentity, charge: Charge) -> Arc<Self> {
         let (jobs, queue) = mpsc::unbounded_channel();
         let unread = !charge.annotations.is_empty();
-        let known = Known {
-            // Options ask for nothing: until they have been read, rules of the spec have the default ones.
-            written: (!charge.annotations.has_rules()).then(Arc::default),
-            runs_hooks: charge.runs_hooks,
-            native: charge.native,
-            past: charge.past,
-        };
         let driver = Arc::new(Self {
             placeholders: Placeholders::new(pod.sandbox.clone()),
             bounds: Bounds::new(),
             hosts: hosts::Known::default(),
             state: Mutex::new(State {
-                pod: Pod::new(pod.clone(), Arc::clone(&tools.shared), known),
+                pod: Pod::new(
+                    pod.clone(),
+                    Arc::clone(&tools.shared),
+                    charge.runs_hooks,
+                    charge.native,
+                    charge.past,
+                ),
                 waiting: HashMap::new(),
                 kills: HashMap::new(),
                 sweeping: HashSet::new(),
@@ -197,6 +201,10 @@ impl Driver {
             read: watch::Sender::new(!unread),
             jobs,
         });
+        if !charge.annotations.has_rules() {
+            // Options ask for nothing: until they have been read, rules of the spec have the default ones.
+            driver.tell(|pod, now| pod.written(Written::default(), now));
+        }
         if let Some(spec) = charge.spec {
             driver.spec_changed(spec);
         }
@@ -238,67 +246,56 @@ impl Driver {
     }
 
     /// Whether exits of this pod are held, or will be as soon as their hooks ask again.
-    #[must_use]
-    pub fn holds(&self) -> bool {
+    pub(crate) fn holds(&self) -> bool {
         let state = self.lock();
         // A hook gives up by itself.
         let mut waiting = state.waiting.values();
-        state.pod.is_holding() || waiting.any(|hook| !hook.is_closed())
+        state.pod.wants(Task::Holds) || waiting.any(|hook| !hook.is_closed())
     }
 
     /// Whose restarts these are.
-    #[must_use]
-    pub fn pod(&self) -> &PodIdentity {
+    pub(crate) fn pod(&self) -> &PodIdentity {
         &self.pod
     }
 
     /// Whether a container that is about to be made is to have our hook: there is something to do for the pod, or may
     /// be, the host runs hooks, and the runtime does not refuse them.
-    #[must_use]
-    pub fn is_to_have_hook(self: &Arc<Self>, name: &ContainerName) -> bool {
+    pub(crate) fn is_to_have_hook(self: &Arc<Self>, name: &ContainerName) -> bool {
         self.tell(|pod, now| pod.is_to_have_hook(name, now))
     }
 
     /// A container of that name was made, with our hook or without.
-    pub fn was_made(self: &Arc<Self>, name: &ContainerName, hooked: bool) {
+    pub(crate) fn was_made(self: &Arc<Self>, name: &ContainerName, hooked: bool) {
         self.tell(|pod, now| pod.was_made(name, hooked, now));
     }
 
     /// This may be another runtime, or the same with another configuration.
-    pub fn reconnected(self: &Arc<Self>) {
+    pub(crate) fn reconnected(self: &Arc<Self>) {
         self.tell(|pod, _| pod.reconnected());
     }
 
-    /// Whether it knows of that container.
-    #[must_use]
-    pub fn knows(&self, id: &ContainerId) -> bool {
-        self.lock().pod.instance(id).is_some()
-    }
-
-    /// Whether that container was made with our hook; `None`: nobody has looked.
-    #[must_use]
-    pub fn is_hooked(&self, id: &ContainerId) -> Option<bool> {
-        self.lock().pod.instance(id)?.hooked
+    /// What is known of that container.
+    pub(crate) fn instance(&self, id: &ContainerId) -> Option<Instance> {
+        self.lock().pod.instance(id).cloned()
     }
 
     /// Whether a restart is under way.
-    #[must_use]
-    pub fn is_busy(&self) -> bool {
-        self.lock().pod.machine().is_some()
+    pub(crate) fn is_busy(&self) -> bool {
+        self.wants(Task::Restart)
     }
 
     /// The pod's spec is known, or has changed.
-    pub fn spec_changed(self: &Arc<Self>, spec: Arc<PodSpec>) {
+    pub(crate) fn spec_changed(self: &Arc<Self>, spec: Arc<PodSpec>) {
         self.tell(|pod, now| pod.spec_changed(spec, now));
     }
 
     /// What the kubelet does by itself is known, or has changed.
-    pub fn features_changed(self: &Arc<Self>, native: KubeletFeatures) {
+    pub(crate) fn features_changed(self: &Arc<Self>, native: KubeletFeatures) {
         self.tell(|pod, _| pod.features_changed(native));
     }
 
     /// The pod is being deleted or its sandbox is gone: nothing is held any more.
-    pub fn deleted(self: &Arc<Self>) {
+    pub(crate) fn deleted(self: &Arc<Self>) {
         self.tell(Pod::deleted);
     }
 
@@ -310,27 +307,27 @@ impl Driver {
     }
 
     /// The kubelet, or we, made a container.
-    pub fn created(self: &Arc<Self>, id: ContainerId, instance: Instance) {
+    pub(crate) fn created(self: &Arc<Self>, id: ContainerId, instance: Instance) {
         self.tell(|pod, now| pod.created(id, instance, now));
     }
 
     /// A container's process runs.
-    pub fn started(self: &Arc<Self>, id: &ContainerId) {
+    pub(crate) fn started(self: &Arc<Self>, id: &ContainerId) {
         self.tell(|pod, now| pod.started(id, now));
     }
 
     /// A container's process has ended. The exit may not be visible yet.
-    pub fn ended(self: &Arc<Self>, id: &ContainerId, code: Option<ExitCode>) {
+    pub(crate) fn ended(self: &Arc<Self>, id: &ContainerId, code: Option<ExitCode>) {
         self.tell(|pod, now| pod.ended(id, code, now));
     }
 
     /// A container is no longer in the runtime.
-    pub fn removed(self: &Arc<Self>, id: &ContainerId) {
+    pub(crate) fn removed(self: &Arc<Self>, id: &ContainerId) {
         self.tell(|pod, now| pod.removed(id, now));
     }
 
     /// A hook asks whether the exit of this container may be seen.
-    pub fn decide_hold(self: &Arc<Self>, request: &HoldRequest) -> HoldDecision {
+    pub(crate) fn decide_hold(self: &Arc<Self>, request: &HoldRequest) -> HoldDecision {
         let id = &request.container;
         self.with(|state, now| {
             if !state.pod.decide_hold(id, request.waited, now) {
@@ -343,7 +340,7 @@ impl Driver {
     }
 
     /// Whether the kubelet may create a container of that name now; the refusal is written for people.
-    pub fn admit_create(self: &Arc<Self>, name: &ContainerName) -> Result<(), String> {
+    pub(crate) fn admit_create(self: &Arc<Self>, name: &ContainerName) -> Result<(), String> {
         self.hosts.is_written();
         self.tell(|pod, now| pod.admit_create(name, now))
     }

@@ -7,13 +7,13 @@ use std::time::Duration;
 use super::{Readers, Starts, Tools};
 use crate::clock::{Clock, Times};
 use crate::cri;
+use crate::driver::turns::Turns;
 use crate::kube::StaticPods;
 use crate::policy::Start;
+use crate::records::Records;
 use crate::report::Reporter;
 use crate::restart::back_off::BackOff;
 use crate::restart::pod::Shared;
-use crate::restart::record::Records;
-use crate::restart::turns::Turns;
 
 pub(crate) fn tools(cri: cri::Client, dir: &Path) -> Tools {
     let [ten, most, reset] = [10, 300, 600].map(Duration::from_secs);
@@ -35,7 +35,7 @@ pub(crate) fn tools(cri: cri::Client, dir: &Path) -> Tools {
             start: Start::Kubelet,
             replay_devices: Vec::new(),
             back_off: BackOff::try_new(ten, most, reset).unwrap(),
-            turns: Turns::of(1),
         }),
+        turns: Turns::of(1),
     }
 }

@@ -16,19 +16,18 @@ use tokio::time::{Instant, sleep, timeout};
 use super::Driver;
 use super::hosts::Hosts;
 use crate::cri::{ContainerConfig, ContainerStatus, CriError, PodSandboxConfig};
+use crate::driver::turns::Turn;
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::{ContainerKind, PodSpec};
 use crate::node::now_ns;
-use crate::restart::machine::Event;
+use crate::restart::machine::{Event, Record};
 use crate::restart::plan::{Plan, RestartId};
 use crate::restart::pod::Task;
-use crate::restart::record::Record;
 use crate::restart::replay::{
     Attempt, ReplayBlocker, Room, complete, has_image, have_their_cpus, images, inits_are_quick,
     log_link,
 };
 use crate::restart::times::{EVENT_LIMIT, RESERVED_INTERVAL, RESERVED_LIMIT, RETRY_INTERVAL};
-use crate::restart::turns::Turn;
 
 /// What a restart is replayed from.
 #[derive(Debug)]
@@ -218,7 +217,7 @@ impl Driver {
     async fn turn(&self, plan: &Plan) -> Option<Turn> {
         let turn = self.lock().turn.take();
         if turn.is_none() && plan.starts_at_once() {
-            return Some(self.tools.shared.turns.turn().await);
+            return Some(self.tools.turns.turn().await);
         }
         turn
     }

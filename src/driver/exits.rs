@@ -1,0 +1,138 @@
+//! Ends containers, and learns of ends that nobody has told.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use super::{Driver, State};
+use crate::cri::{ContainerState, CriError};
+use crate::exit_hold;
+use crate::ids::{ContainerId, ExitCode};
+use crate::restart::machine::Event;
+use crate::restart::pod::Task;
+use crate::restart::times::{EVENT_LIMIT, HOOK_INTERVAL, HOOK_LIMIT, RETRY_INTERVAL, STOP_LIMIT};
+
+impl Driver {
+    pub(super) fn begin_kill(
+        self: &Arc<Self>,
+        state: &mut State,
+        id: &ContainerId,
+        grace: Duration,
+    ) {
+        let begin = || tokio::spawn(Arc::clone(self).kill(id.clone(), grace)).abort_handle();
+        state.kills.entry(id.clone()).or_insert_with(begin);
+    }
+
+    async fn kill(self: Arc<Self>, id: ContainerId, grace: Duration) {
+        loop {
+            let cri = &self.tools.cri;
+            let stop = cri.stop_container(&id, grace, grace + STOP_LIMIT);
+            let result = self.bounds.kill(stop).await;
+            let event = match result {
+                // The runtime stops nothing that it has not started (containerd `stopContainer`), and starts it then.
+                Ok(()) if self.is_yet_to_end(&id).await => None,
+                Ok(()) => Some(Event::Exited(id.clone())),
+                Err(CriError::Gone { .. }) => Some(Event::Gone(id.clone())),
+                Err(error) => {
+                    tracing::warn!(pod = %self.pod.key, container = %id, %error, "could not stop a container, trying again");
+                    None
+                }
+            };
+            let Some(event) = event else {
+                sleep(RETRY_INTERVAL).await;
+                // Even when its exit can no longer be held: it cannot start again before it has ended.
+                let mut state = self.lock();
+                if state.pod.wants(Task::Kill(&id)) {
+                    continue;
+                }
+                state.kills.remove(&id);
+                return;
+            };
+            self.with(|state, now| {
+                state.kills.remove(&id);
+                state.pod.feed(event, now);
+            });
+            return;
+        }
+    }
+
+    /// Asks the runtime only about a container of which no end has been heard.
+    async fn is_yet_to_end(&self, id: &ContainerId) -> bool {
+        if !self.wants(Task::End(id)) {
+            return false;
+        }
+        match self.tools.cri.container_status(id).await {
+            Ok(status) => status.state != ContainerState::Exited,
+            Err(CriError::Gone { .. }) => false,
+            Err(_) => true,
+        }
+    }
+
+    /// The hook of a container that has exited is missing. While the runtime shows that it runs, nobody has seen the exit
+    /// and the hook may yet come.
+    pub(super) async fn await_hook(self: Arc<Self>, id: ContainerId) {
+        let until = Instant::now() + exit_hold::LIMIT;
+        sleep(HOOK_LIMIT).await;
+        while Instant::now() < until
+            && !self.wants(Task::Hold(&id))
+            && self.shows_running(&id).await
+        {
+            sleep(HOOK_INTERVAL).await;
+        }
+        self.tell(|pod, now| pod.hook_is_missing(&id, now));
+    }
+
+    async fn shows_running(&self, id: &ContainerId) -> bool {
+        let status = self.tools.cri.container_status(id).await;
+        status.is_ok_and(|status| status.state == ContainerState::Running)
+    }
+
+    /// The exit event of a container is missing: asks the runtime, for as long as anybody needs the code. The exit of one whose
+    /// hook waits is released if the runtime does not know either. After a success, for one, the kubelet may not start again
+    /// what ended by itself in a restart.
+    pub(super) async fn learn_code(self: Arc<Self>, id: ContainerId) {
+        let until = Instant::now() + EVENT_LIMIT + HOOK_LIMIT;
+        loop {
+            sleep(EVENT_LIMIT).await;
+            if !self.wants(Task::Code(&id)) {
+                return;
+            }
+            let code = match self.code_from_task(&id).await {
+                None => self.code_from_status(&id).await,
+                code => code,
+            };
+            if code.is_some() {
+                return self.ended(&id, code);
+            }
+            if Instant::now() >= until && self.tell(|pod, _| pod.code_is_unknown(&id)) {
+                tracing::warn!(pod = %self.pod.key, container = %id, "nobody knows the exit code: let the exit go");
+            }
+        }
+    }
+
+    async fn code_from_status(&self, id: &ContainerId) -> Option<ExitCode> {
+        let status = self.tools.cri.container_status(id).await;
+        status.ok()?.exit_code
+    }
+
+    async fn code_from_task(&self, id: &ContainerId) -> Option<ExitCode> {
+        let containerd = self.tools.containerd.as_ref()?;
+        // The shim may not answer while its hook runs: then nobody knows, which is said by who asked.
+        containerd.task_exit_code(id).await.ok().flatten()
+    }
+
+    /// Asks the runtime about a container of whose start, end or removal nobody may have told: it may have fallen between two
+    /// plugins.
+    pub(super) async fn verify(self: Arc<Self>, id: ContainerId) {
+        match self.tools.cri.container_status(&id).await {
+            Ok(status) if status.state == ContainerState::Exited => {
+                self.ended(&id, status.exit_code);
+            }
+            Ok(status) if status.state == ContainerState::Running => self.started(&id),
+            Err(CriError::Gone { .. }) => self.removed(&id),
+            // The runtime is away and nothing will be created anyway.
+            Ok(_) | Err(_) => {}
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! A container as it takes part in a restart, and what the kubelet would make of its exits.
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{ContainerId, ContainerName, ExitCode};
+use crate::kube::{ContainerKind, RestartPolicy};
+
+/// A container's newest attempt when the restart was decided.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Old {
+    /// Its id.
+    pub id: ContainerId,
+    /// Its exit code; `None` while it ran.
+    pub exit: Option<ExitCode>,
+}
+
+/// A container of the pod that takes part in the restart.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// Its name.
+    pub name: ContainerName,
+    /// What it is to the kubelet.
+    pub kind: ContainerKind,
+    /// By what the kubelet decides whether it starts again: its own restart policy where this kubelet has such
+    /// (KEP-5307), else the pod's.
+    pub restart_policy: RestartPolicy,
+    /// Its newest attempt; `None` if it was never created.
+    pub old: Option<Old>,
+    /// Whether that one was made without our hook: its exit is seen at once.
+    pub unhooked: bool,
+    /// Its attempts before that one, if the runtime still has any: where the newest is removed, they would be
+    /// taken for it.
+    pub older: Vec<ContainerId>,
+    /// Whether it has a startup probe, which the containers after a sidecar wait for.
+    pub startup_probe: bool,
+    /// How many placeholders shield it.
+    pub placeholders: u8,
+}
+
+impl Old {
+    /// What it exited with, where that was known.
+    pub(in crate::restart) fn code(&self) -> Option<ExitCode> {
+        self.exit.filter(|code| *code != ExitCode::UNKNOWN)
+    }
+}
+
+impl Member {
+    /// Its newest attempt.
+    pub(in crate::restart) fn old_id(&self) -> Option<&ContainerId> {
+        self.old.as_ref().map(|old| &old.id)
+    }
+
+    /// Whether that attempt of it was there when the restart was decided.
+    pub(in crate::restart) fn knew(&self, id: &ContainerId) -> bool {
+        self.old_id() == Some(id) || self.older.contains(id)
+    }
+
+    pub(super) fn had_ended(&self) -> bool {
+        self.exit().is_some()
+    }
+
+    /// Whether it had ended for good, and does not wait for the kubelet to start it again.
+    pub(in crate::restart) fn had_completed(&self) -> bool {
+        self.exit()
+            .is_some_and(|code| !self.is_restarted_after(code))
+    }
+
+    /// Whether the kubelet leaves it as it is when it has ended with this code.
+    pub(in crate::restart) fn stays_ended_after(&self, code: ExitCode) -> bool {
+        let completed = self.kind == ContainerKind::Init && code == ExitCode::SUCCESS;
+        completed || !self.is_restarted_after(code)
+    }
+
+    pub(super) fn exit(&self) -> Option<ExitCode> {
+        self.old.as_ref()?.exit
+    }
+
+    /// Whether the kubelet must find no regular container to start the others after it: sidecars it starts by itself, but
+    /// without waiting for their startup probes.
+    pub(super) fn starts_in_order(&self) -> bool {
+        match self.kind {
+            ContainerKind::Init => true,
+            ContainerKind::Sidecar => self.startup_probe,
+            ContainerKind::Regular => false,
+        }
+    }
+
+    pub(in crate::restart) fn was_running(&self) -> bool {
+        self.old.as_ref().is_some_and(|old| old.exit.is_none())
+    }
+
+    /// Whether the kubelet starts it again by itself when it ends with this code
+    /// (`pkg/kubelet/container/helpers.go`, `ShouldContainerBeRestarted`).
+    pub(in crate::restart) fn is_restarted_after(&self, code: ExitCode) -> bool {
+        match self.kind {
+            ContainerKind::Sidecar => true,
+            // It has completed (KEP-5307: init containers restart "until it succeeds").
+            ContainerKind::Init if code == ExitCode::SUCCESS => true,
+            ContainerKind::Init | ContainerKind::Regular => match self.restart_policy {
+                RestartPolicy::Always => true,
+                RestartPolicy::OnFailure => code != ExitCode::SUCCESS,
+                RestartPolicy::Never => false,
+            },
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! What a list of the runtime shows, what a predecessor has left, and what a restart leaves behind.
+
+use std::time::Instant;
+
+use super::decide::scope;
+use super::{Command, Finished, Gone, Pod, Saying, Task};
+use crate::clock::Moment;
+use crate::ids::{ContainerId, ContainerName};
+use crate::node::{Instance, InstanceState};
+use crate::restart::machine::{Event, Machine, Outcome, Phase, Record};
+use crate::restart::times::LIST_SLACK;
+
+impl Pod {
+    /// What was in the runtime at `asked`, no longer than [`OLDEST_LIST`](crate::restart::times::OLDEST_LIST) ago, whatever was heard before.
+    /// `begun`: a restart that a predecessor left; `sweep`: what belongs to no restart is a leftover.
+    pub(crate) fn relisted(
+        &mut self,
+        mut found: Vec<(ContainerId, Instance)>,
+        asked: Instant,
+        begun: Option<Record>,
+        sweep: bool,
+        now: &Moment,
+    ) {
+        found.retain(|(id, _)| !self.removed.contains_key(id));
+        // What was made meanwhile cannot be in the list, and is not gone.
+        let known = self.instances.iter();
+        let known = known.filter(|(_, it)| it.listed || it.heard_at + LIST_SLACK < asked);
+        let known: Vec<ContainerId> = known.map(|(id, _)| id.clone()).collect();
+        for id in known {
+            if !found.iter().any(|(seen, _)| *seen == id) {
+                self.removed(&id, now);
+            }
+        }
+        let mut news = Vec::new();
+        for (id, instance) in found {
+            let (name, attempt, state) = (instance.name.clone(), instance.attempt, instance.state);
+            let placeholder = instance.is_placeholder();
+            // A list may be older than what was heard meanwhile.
+            if self.instances.insert(id.clone(), instance) && !placeholder {
+                news.push((id, name, attempt, state));
+            }
+        }
+        if let Some(record) = begun {
+            self.resume(record, now);
+        } else if let Some(machine) = &mut self.machine {
+            machine.relisted(&self.instances);
+            // As the kubelet starts them: what it has begun in order is to look so.
+            let members = &machine.plan().members;
+            let place = |name: &ContainerName| members.iter().position(|it| it.name == *name);
+            news.sort_by_key(|(_, name, attempt, _)| (place(name), *attempt));
+            for (id, name, _, state) in news {
+                match state {
+                    InstanceState::Created => {}
+                    InstanceState::Running => self.feed(Event::Started(name, id), now),
+                    InstanceState::Ended(code) => {
+                        self.feed(Event::Ended(name, id.clone(), code), now);
+                        self.feed(Event::Exited(id), now);
+                    }
+                }
+            }
+        } else if sweep {
+            self.sweep_leftovers();
+        }
+        self.end_twins();
+        self.say_what_is_unhooked(now);
+    }
+
+    fn resume(&mut self, record: Record, now: &Moment) {
+        let Record { phase, plan } = record;
+        let elapsed = now.since(plan.decided_up_ms);
+        self.say(Saying::WentOn(plan.id.clone(), phase));
+        let (machine, effects) = Machine::resume(plan, phase, &self.instances, elapsed, now.at);
+        let plan = machine.plan();
+        let trigger = &plan.trigger;
+        self.instances.ended(&trigger.container, Some(trigger.code));
+        self.decided.insert(trigger.container.clone());
+        self.settle_olds(plan);
+        if matches!(phase, Phase::Shielded | Phase::Up) {
+            // Their exits were released, whether or not the runtime shows it yet.
+            for old in plan.members.iter().filter_map(|member| member.old.as_ref()) {
+                self.instances.ended(&old.id, old.code());
+            }
+        }
+        self.machine = Some(machine);
+        self.apply(effects, now);
+        let shields = self.machine.iter().flat_map(Machine::leftovers);
+        let shields: Vec<ContainerId> = shields.map(|(_, id)| id).collect();
+        for shield in shields {
+            self.watch(shield);
+        }
+    }
+
+    /// What it wanted done when its restart was over has been done. Returns that restart, unless another has taken its
+    /// place meanwhile.
+    pub(crate) fn finish(&mut self, outcome: Outcome, now: &Moment) -> Option<Finished> {
+        let machine = self.machine.take_if(|it| it.phase() == Phase::Over)?;
+        // One before may have ended with a plugin that died before all were removed.
+        self.sweep_leftovers();
+        // The row of restarts goes on from the end of this one.
+        let of = scope(machine.plan().action, &machine.plan().trigger);
+        if outcome == Outcome::CalledOff {
+            self.past = self.past_before.clone();
+        } else {
+            self.past.over(of.as_ref(), now.up_ms);
+        }
+        Some(Finished {
+            waiting_for: machine.waiting_for().into_iter().cloned().collect(),
+            past: self.past.clone(),
+            plan: machine.into_plan(),
+        })
+    }
+
+    /// What belongs to no restart any more.
+    fn sweep_leftovers(&mut self) {
+        let instances = self.instances.iter();
+        let leftover = instances.filter(|(_, it)| it.is_unstarted_of_ours());
+        let ids = leftover.map(|(id, _)| Command::Remove(id.clone()));
+        self.commands.extend(ids);
+    }
+
+    /// What a replay made and did not start shields nothing, and nobody else would remove it before the kubelet collects
+    /// it.
+    pub(super) fn sweep_unstarted(&mut self) {
+        let unstarted = self.instances.iter();
+        let unstarted =
+            unstarted.filter(|(_, it)| it.is_unstarted_of_ours() && !it.is_placeholder());
+        // An attempt that was left as a shield is as good as a placeholder.
+        let unstarted = unstarted.filter(|(id, _)| !self.wants(Task::Stand(id)));
+        let unstarted: Vec<ContainerId> = unstarted.map(|(id, _)| id.clone()).collect();
+        for id in unstarted {
+            self.instances.removed(&id);
+            // Whatever is heard of it until it is gone: one that was just being started is none of the next generation's.
+            self.removed.insert(id.clone(), Gone::Soon);
+            self.commands.push(Command::Remove(id));
+        }
+    }
+
+    /// Nobody tells of its removal.
+    pub(super) fn watch(&mut self, shield: ContainerId) {
+        if self.wants(Task::Watch(&shield)) {
+            self.commands.push(Command::WatchShield(shield));
+        }
+    }
+
+    /// Nobody kept the kubelet from starting another attempt beside one that ran: this process was frozen, for one.
+    pub(super) fn end_twins(&mut self) {
+        if !self.may_act() || self.deleting {
+            return;
+        }
+        for id in self.instances.twins() {
+            self.decided.insert(id.clone());
+            self.commands.push(Command::Kill(id));
+        }
+    }
+}
