@@ -14,6 +14,7 @@ mod devices;
 mod disks;
 mod endings;
 mod ephemeral;
+mod gates;
 mod hooks;
 mod inits;
 mod jobs;
@@ -78,6 +79,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         credentials::scenarios(),
         back_off::scenarios(),
         spec_rules::scenarios(),
+        gates::scenarios(),
         static_pods::scenarios(),
         untouched::scenarios(),
         bad_input::scenarios(),
