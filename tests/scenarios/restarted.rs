@@ -527,8 +527,11 @@ impl LivePod {
         Ok(())
     }
 
+    /// Of an init container the kubelet keeps the newest exit alone: it removes the others whenever it syncs the pod
+    /// (`pruneInitContainersBeforeStart`, `kuberuntime_container.go`).
     async fn exit_is_kept(&self, before: &Before, container: &str, exit: &str) -> Result<()> {
-        if self.kubelet_has_collected(before, container).await? {
+        let kind = self.shape.container(container)?.kind;
+        if kind == Kind::Init || self.kubelet_has_collected(before, container).await? {
             return Ok(());
         }
         self.recorder
