@@ -10,11 +10,13 @@ use tokio::time::{Instant, sleep};
 use super::under;
 use crate::evidence::{Deed, Entry};
 use crate::node::NATIVE;
+use crate::plugin::Phase;
 use crate::recorder::{Snapshot, Told};
 use crate::restarted::Before;
 use crate::scenario::{Scenario, scenarios};
 use crate::shape::{RestartPolicy, Shape, rule};
 use crate::stage::Stage;
+use crate::under_way::UnderWay;
 use crate::wait::{self, PATIENCE};
 
 /// For how long the kills wait for the API server, and less: a replay would be over by then.
@@ -137,21 +139,19 @@ async fn condition_is_true_before_anything_is_killed(stage: Stage) -> Result<()>
     for _ in 0..TRIES {
         let pod = stage.running(shape.clone()).await?;
         let before = Before::of(&pod).await?;
-        let began = Instant::now();
         stage.node.signal("apiserver", Signal::STOP)?;
-        let exited = pod.exit("trainer", 42).await;
-        sleep(STOPPED).await;
-        let unkilled = pod.listening("logger");
-        let stopped = began.elapsed();
+        let restart = UnderWay { pod, before };
+        let stopped = decided_and_nobody_told(&restart).await;
         stage.node.signal("apiserver", Signal::CONT)?;
-        exited?;
+        let (unkilled, stopped) = stopped?;
+        let UnderWay { pod, before } = &restart;
         if stopped > WAITED_FOR {
-            pod.has_restarted(&before).await?;
+            pod.has_restarted(before).await?;
             continue;
         }
-        ensure!(unkilled?.is_ok(), "killed before anybody could know");
+        ensure!(unkilled, "killed before anybody could know");
         wait::until_every(LOOK, "logger is killed", PATIENCE, async || {
-            let again = pod.evidence_since(&before)?;
+            let again = pod.evidence_since(before)?;
             let again = begun(&again).next().is_some();
             let lives = !again && pod.listening("logger")?.is_ok();
             Ok((!lives).then_some(()).ok_or_else(|| "it lives".to_owned()))
@@ -161,11 +161,21 @@ async fn condition_is_true_before_anything_is_killed(stage: Stage) -> Result<()>
         // It may have become False since.
         let told = Snapshot::from(&now).restarting;
         ensure!(told.contains_key(kind), "killed with conditions {told:?}");
-        pod.has_restarted(&before).await?;
-        true_then_false(&pod.told_since(&before, kind))?;
+        pod.has_restarted(before).await?;
+        true_then_false(&pod.told_since(before, kind))?;
         return Ok(());
     }
     bail!("the API server could not be stopped for less than {WAITED_FOR:?} in {TRIES} tries")
+}
+
+/// Whether another container lives a while after the restart was decided, and how long that while was.
+async fn decided_and_nobody_told(restart: &UnderWay) -> Result<(bool, Duration)> {
+    restart.pod.exit("trainer", 42).await?;
+    let decided = restart.reaches(Phase::Down).await?;
+    let began = Instant::now();
+    sleep(STOPPED).await;
+    let lives = restart.pod.listening("logger")?.is_ok();
+    Ok((decided && lives, began.elapsed()))
 }
 
 async fn conditions_are_caught_up_when_the_api_server_was_away(stage: Stage) -> Result<()> {
