@@ -10,7 +10,6 @@ use tokio::time::{Instant, sleep};
 use super::under;
 use crate::evidence::{Deed, Entry};
 use crate::node::NATIVE;
-use crate::plugin::Phase;
 use crate::recorder::{Snapshot, Told};
 use crate::restarted::Before;
 use crate::scenario::{Scenario, scenarios};
@@ -151,9 +150,7 @@ async fn condition_is_true_before_anything_is_killed(stage: Stage) -> Result<()>
         }
         ensure!(unkilled, "killed before anybody could know");
         wait::until_every(LOOK, "logger is killed", PATIENCE, async || {
-            let again = pod.evidence_since(before)?;
-            let again = begun(&again).next().is_some();
-            let lives = !again && pod.listening("logger")?.is_ok();
+            let lives = lives_on(&restart, "logger")?;
             Ok((!lives).then_some(()).ok_or_else(|| "it lives".to_owned()))
         })
         .await?;
@@ -168,14 +165,24 @@ async fn condition_is_true_before_anything_is_killed(stage: Stage) -> Result<()>
     bail!("the API server could not be stopped for less than {WAITED_FOR:?} in {TRIES} tries")
 }
 
+/// What has begun again since has been killed before.
+fn lives_on(restart: &UnderWay, container: &str) -> Result<bool> {
+    let UnderWay { pod, before } = restart;
+    let again = begun(&pod.evidence_since(before)?).next().is_some();
+    Ok(!again && pod.listening(container)?.is_ok())
+}
+
 /// Whether another container lives a while after the restart was decided, and how long that while was.
 async fn decided_and_nobody_told(restart: &UnderWay) -> Result<(bool, Duration)> {
     restart.pod.exit("trainer", 42).await?;
-    let decided = restart.reaches(Phase::Down).await?;
+    wait::until_every(LOOK, "the restart is decided", PATIENCE, async || {
+        let decided = restart.phase().map(|_| ());
+        Ok(decided.ok_or_else(|| "it is not".to_owned()))
+    })
+    .await?;
     let began = Instant::now();
     sleep(STOPPED).await;
-    let lives = restart.pod.listening("logger")?.is_ok();
-    Ok((decided && lives, began.elapsed()))
+    Ok((lives_on(restart, "logger")?, began.elapsed()))
 }
 
 async fn conditions_are_caught_up_when_the_api_server_was_away(stage: Stage) -> Result<()> {
