@@ -324,6 +324,9 @@ write_commands() {
     # It asks for a relist when the runtime tells of an end, or (before 1.37) believes the runtime's events for minutes.
     write_command kubelet-evented-pleg "${kubelet[@]}" --kubeconfig="$DIR/kubelet.kubeconfig" \
         --feature-gates=EventedPLEG=true
+    # From 1.36 on it restarts all containers by itself unless it is told not to; older ones do not know the gate.
+    write_command kubelet-without-restart-all "${kubelet[@]}" --kubeconfig="$DIR/kubelet.kubeconfig" \
+        --feature-gates=RestartAllContainersOnContainerExits=false
     # Somebody stands between it and the runtime.
     write_command kubelet-other-runtime "${kubelet[@]}" --kubeconfig="$DIR/kubelet.kubeconfig" \
         --container-runtime-endpoint="unix://$DIR/other-runtime.sock"

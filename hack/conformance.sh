@@ -1,65 +1,110 @@
 #!/usr/bin/env bash
-# Keeps docs/conformance.md true, and docs/kubelet.md: every scenario in them exists, and the numbers are the runner's.
+# Keeps docs/conformance.md true, and docs/kubelet.md: every scenario in them exists, and every scenario is in the first.
+# Writes docs/played.md.
 set -euo pipefail
+export LC_ALL=C
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly HERE
 readonly DOC=$HERE/../docs/conformance.md
 readonly KUBELET=$HERE/../docs/kubelet.md
+readonly PLAYED=$HERE/../docs/played.md
 
 usage() {
     cat <<END
-usage: conformance.sh check           fail if a scenario in the tables does not exist; their names on standard input
-       conformance.sh fill DIR        write the numbers from the runner's output, DIR/KUBELET-CONTAINERD.out;
-                                      kubelets without any keep theirs
+usage: conformance.sh check           fail if a scenario in the tables does not exist, or one that exists is not in them;
+                                      names as the runner lists them on standard input
+       conformance.sh fill DIR        write docs/played.md from the runner's output, the files DIR/*.out
 END
 }
 
-named() { grep -h '^|' "$DOC" "$KUBELET" | grep -oP '\x60[a-z0-9_]*_[a-z0-9_]*\x60' | tr -d '\140' | sort -u; }
+# Names in a document's tables; * stands for anything.
+named() { # FILE
+    grep '^|' "$1" | grep -oP '\x60[a-z0-9_*]*_[a-z0-9_*]*\x60' | tr -d '\140' | sort -u
+}
 
 check() {
-    local missing
-    missing=$(comm -23 <(named) <(cut -d' ' -f1 | sort -u))
-    [[ -z $missing ]] || {
-        echo "docs/ names scenarios that do not exist:" >&2
-        echo "$missing" >&2
+    local wrong
+    wrong=$(awk '
+        FNR == 1 { file++ }
+        file < 3 {
+            pattern = "^" $1 "$"
+            gsub(/\*/, "[a-z0-9_]*", pattern)
+            patterns[file, $1] = pattern
+            next
+        }
+        / \(/ {
+            promised = 0
+            for (key in patterns) {
+                if ($1 !~ patterns[key]) continue
+                exists[key] = 1
+                split(key, part, SUBSEP)
+                if (part[1] == 1) promised = 1
+            }
+            if (!promised) print $1 " is in no table of docs/conformance.md"
+        }
+        END {
+            for (key in patterns) {
+                split(key, part, SUBSEP)
+                if (!(key in exists)) print part[2] " is in docs/, and there is no such scenario"
+            }
+        }' <(named "$DOC") <(named "$KUBELET") - | sort -u)
+    [[ -z $wrong ]] || {
+        echo "$wrong" >&2
         return 1
     }
 }
 
-# A row's scenarios stand in its second column, the five versions in those that follow.
+# One line for each scenario played: what it was played on, its name, 1 if it passed, and the day.
+results() { # DIR
+    awk -v OFS='\t' '
+        /^played on / {
+            day = $3
+            sub(":", "", day)
+            sub(/^[^:]*: /, "")
+            nodes = $0
+        }
+        ($1 == "ok" || $1 == "FAILED") && $3 == "s" && $4 != "the_plugin_ends_well" {
+            print nodes, $4, $1 == "ok", day
+        }' "$1"/*.out
+}
+
 fill() { # DIR
-    local new
-    new=$(mktemp)
-    awk -v dir="$1" '
-        function read_results(minor,    command, file, line, word) {
-            command = "ls " dir "/" minor ".*.out 2>/dev/null"
-            while ((command | getline file) > 0) {
-                is_here[minor] = 1
-                while ((getline line < file) > 0) {
-                    split(line, word, " ")
-                    if (word[1] == "ok") { passed[minor, word[4]]++; played[minor, word[4]]++ }
-                    if (word[1] == "FAILED") played[minor, word[4]]++
-                }
+    local results
+    results=$(results "$1")
+    awk '
+        function cell(good, all) { return all ? " " good + 0 " of " all " |" : " |" }
+        BEGIN { FS = "\t" }
+        NR == FNR { nodes[++columns] = $0; next }
+        !($2 in seen) { seen[$2]; name[++rows] = $2 }
+        {
+            passed[$1] += $3; played[$1]++
+            passed[$1, $2] += $3; played[$1, $2]++
+            if ($4 > day[$1]) day[$1] = $4
+        }
+        END {
+            print "# What was played on what"
+            print ""
+            print "Written by `hack/conformance.sh fill` from the runner'\''s output. [conformance.md](conformance.md) says what each"
+            print "scenario shows. An empty cell: not played there, as what tells versions apart and has nothing to say on one."
+            print ""
+            print "| | played on | last | passed of played |"
+            print "|---|---|---|--:|"
+            for (c = 1; c <= columns; c++)
+                printf "| %c | %s | %s |%s\n", 64 + c, nodes[c], day[nodes[c]], cell(passed[nodes[c]], played[nodes[c]])
+            print ""
+            printf "| scenario |"
+            for (c = 1; c <= columns; c++) printf " %c |", 64 + c
+            printf "\n|---|"
+            for (c = 1; c <= columns; c++) printf "--:|"
+            printf "\n"
+            for (r = 1; r <= rows; r++) {
+                printf "| `%s` |", name[r]
+                for (c = 1; c <= columns; c++) printf "%s", cell(passed[nodes[c], name[r]], played[nodes[c], name[r]])
+                printf "\n"
             }
-        }
-        BEGIN {
-            FS = "|"; OFS = "|"
-            for (i = 33; i <= 37; i++) read_results("1." i)
-        }
-        /^\|.*\x60[a-z0-9_]+_[a-z0-9_]+\x60.*\|/ && NF == 9 {
-            count = split($3, name, "\x60")
-            for (i = 33; i <= 37; i++) {
-                good = all = 0
-                for (n = 2; n <= count; n += 2) {
-                    good += passed["1." i, name[n]]; all += played["1." i, name[n]]
-                }
-                if (is_here["1." i]) $(i - 29) = all ? " " good " of " all " " : " – "
-            }
-        }
-        { print }' "$DOC" >"$new"
-    cat "$new" >"$DOC"
-    rm -f "$new"
+        }' <(cut -f1 <<<"$results" | sort --unique --version-sort) \
+        <(sort --field-separator=$'\t' --key=2,2 <<<"$results") >"$PLAYED"
 }
 
 case ${1:-} in

@@ -159,6 +159,17 @@ impl Node {
         self.kubelet_minor >= 37
     }
 
+    /// What the node consists of.
+    pub(crate) async fn versions(&self) -> Result<String> {
+        let info = self.status().await?.node_info;
+        let info = info.context("a node without its kubelet")?;
+        let server = self.client.apiserver_version().await?.git_version;
+        let runtime = info.container_runtime_version.replace("://", " ");
+        let [kubelet, server] =
+            [&info.kubelet_version, &server].map(|version| version.trim_start_matches('v'));
+        Ok(format!("kubelet {kubelet}, API server {server}, {runtime}"))
+    }
+
     pub(crate) async fn status(&self) -> Result<NodeStatus> {
         status(&self.client, &self.name).await
     }

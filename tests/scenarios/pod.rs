@@ -162,26 +162,28 @@ impl LivePod {
 
     /// Waits until a container has begun and listens for its exit code.
     pub(crate) async fn until_listening(&self, container: &str) -> Result<File> {
-        let fifo = self.node.evidence_dir(&self.uid).join(container);
         let what = format!("{container} waits for its exit code");
-        wait::until(&what, PATIENCE, async || {
-            let opened = OpenOptions::new()
-                .write(true)
-                .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
-                .open(&fifo);
-            match opened {
-                Ok(fifo) => Ok(Ok(fifo)),
-                // Nobody has it open for reading.
-                Err(error) if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => {
-                    Ok(Err("it is not listening".to_owned()))
-                }
-                Err(error) if error.kind() == ErrorKind::NotFound => {
-                    Ok(Err("it has not begun".to_owned()))
-                }
-                Err(error) => Err(error.into()),
+        wait::until(&what, PATIENCE, async || self.listening(container)).await
+    }
+
+    /// What a container that listens for its exit code is told it by; or why there is none, as soon as it is dead.
+    pub(crate) fn listening(&self, container: &str) -> Result<std::result::Result<File, String>> {
+        let fifo = self.node.evidence_dir(&self.uid).join(container);
+        let opened = OpenOptions::new()
+            .write(true)
+            .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+            .open(&fifo);
+        match opened {
+            Ok(fifo) => Ok(Ok(fifo)),
+            // Nobody has it open for reading.
+            Err(error) if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => {
+                Ok(Err("it is not listening".to_owned()))
             }
-        })
-        .await
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                Ok(Err("it has not begun".to_owned()))
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Adds an ephemeral container, which does what a regular one does, and waits until it is seen to
@@ -275,6 +277,18 @@ impl LivePod {
             .list(&ListParams::default().fields(&fields))
             .await?
             .items)
+    }
+
+    /// Waits until an event for that reason has `what` in its message.
+    pub(crate) async fn until_told(&self, reason: &str, what: &str) -> Result<()> {
+        let awaited = format!("an event {reason} tells that {what:?}");
+        wait::until(&awaited, PATIENCE, async || {
+            let events = self.events(reason).await?;
+            let messages: Vec<String> = events.into_iter().filter_map(|it| it.message).collect();
+            let told = messages.iter().any(|message| message.contains(what));
+            Ok(told.then_some(()).ok_or_else(|| messages.join("; ")))
+        })
+        .await
     }
 
     /// Waits until no placeholder is left and exactly one instance of each lasting container runs, but for those

@@ -79,6 +79,14 @@ impl Before {
         Some(&seen.id)
     }
 
+    /// What a container, unless it is the trigger, has to show as its exit: how it had ended, or that it was killed. `None`:
+    /// it had not run, or waited to run again.
+    fn exit_of(&self, container: &str) -> Option<String> {
+        let seen = self.snapshot.containers.get(container)?;
+        let ended = seen.state.starts_with("exit ").then(|| seen.state.clone());
+        ended.or_else(|| seen.is_running.then(|| "exit 137 ".to_owned()))
+    }
+
     fn restarts(&self, container: &str) -> i32 {
         let seen = self.snapshot.containers.get(container);
         seen.map_or(0, |seen| seen.restarts)
@@ -121,10 +129,13 @@ impl LivePod {
     /// Lets `trigger` exit with `code` and checks that the whole pod starts afresh in place.
     pub(crate) async fn restarts_all(&self, trigger: &str, code: i32) -> Result<()> {
         let before = self.restarted(trigger, code).await?;
-        self.exit_is_kept(&before, trigger, code).await
+        let decided = self.decided(trigger, code)?;
+        let decided = decided.context("the plugin has decided nothing")?;
+        self.restart_is_told(trigger, code, &decided).await?;
+        self.exits_are_kept(&before, trigger, code).await
     }
 
-    /// The same but for what is kept of the exit. Returns how the pod was before.
+    /// The same but for what is told and kept of it. Returns how the pod was before.
     pub(crate) async fn restarted(&self, trigger: &str, code: i32) -> Result<Before> {
         let before = Before::of(self).await?;
         self.exit(trigger, code).await?;
@@ -240,6 +251,7 @@ impl LivePod {
     async fn started_afresh(&self, before: &Before) -> Result<()> {
         self.is_the_same_pod(before).await?;
         self.was_never_over(before)?;
+        self.ran_no_pre_stop_hook(before)?;
         self.inits_ran_once_in_order(before)?;
         self.started_in_spec_order(before).await?;
         self.left_nothing_behind(before).await
@@ -341,6 +353,14 @@ impl LivePod {
         Ok(())
     }
 
+    /// They are for pods that end (KEP-5532).
+    fn ran_no_pre_stop_hook(&self, before: &Before) -> Result<()> {
+        let after = self.evidence_since(before)?;
+        let warned = after.iter().find(|entry| entry.deed == Deed::Warned);
+        ensure!(warned.is_none(), "a preStop hook ran: {warned:?}");
+        Ok(())
+    }
+
     /// The states that a condition went through since, and when each was seen (since the epoch).
     pub(crate) fn told_since(&self, before: &Before, kind: &str) -> Vec<(Duration, Told)> {
         let moments = self.recorder.since(before.mark).into_iter();
@@ -360,7 +380,7 @@ impl LivePod {
     }
 
     /// As the containers themselves wrote it down.
-    fn inits_ran_once_in_order(&self, before: &Before) -> Result<()> {
+    pub(crate) fn inits_ran_once_in_order(&self, before: &Before) -> Result<()> {
         let after = self.evidence_since(before)?;
         let began_again: Vec<&Entry> = after
             .iter()
@@ -415,12 +435,12 @@ impl LivePod {
     /// As the runtime wrote it down: inits and sidecars one after another, then the regular ones.
     async fn started_in_spec_order(&self, before: &Before) -> Result<()> {
         let containers = self.containers().await?;
-        let created = |name: &str| {
-            containers
-                .iter()
-                .filter(|container| container.name() == name && !container.is_placeholder())
-                .map(|container| container.created_at)
-                .max()
+        let started = async |name: &str| {
+            let attempts = containers.iter();
+            let attempts = attempts.filter(|it| it.name() == name && !it.is_placeholder());
+            let newest = attempts.max_by_key(|it| it.created_at);
+            let newest = newest.with_context(|| format!("{name} is not in the runtime"))?;
+            self.node.runtime.started_at(&newest.id).await
         };
         let mut newest = i64::MIN;
         for early in self
@@ -429,18 +449,16 @@ impl LivePod {
             .iter()
             .filter(|container| container.kind != Kind::Regular)
         {
-            let at = created(early.name)
-                .with_context(|| format!("{} is not in the runtime", early.name))?;
-            ensure!(at > newest, "{} was created before its turn", early.name);
+            let at = started(early.name).await?;
+            ensure!(at > newest, "{} was started before its turn", early.name);
             newest = at;
         }
         for regular in before
             .restarting(self)
             .filter(|container| container.kind == Kind::Regular)
         {
-            let at = created(regular.name)
-                .with_context(|| format!("{} is not in the runtime", regular.name))?;
-            ensure!(at > newest, "{} was created before its turn", regular.name);
+            let at = started(regular.name).await?;
+            ensure!(at > newest, "{} was started before its turn", regular.name);
         }
         Ok(())
     }
@@ -471,22 +489,53 @@ impl LivePod {
         .await
     }
 
-    /// `lastState` and `logs --previous` of the trigger, wherever its old container stays.
-    async fn exit_is_kept(&self, before: &Before, trigger: &str, code: i32) -> Result<()> {
-        if !self.shape.keeps_exit_of(trigger, code)?
-            || self.was_cleared_away()
-            || self.kubelet_has_collected(before, trigger).await?
-        {
+    /// What the plugin's log says of the last restart that followed from this exit, if it did.
+    fn decided(&self, trigger: &str, code: i32) -> Result<Option<String>> {
+        let exit = format!("container={trigger} exit_code={code} ");
+        let lines = self.plugin.log_lines(&self.name)?.into_iter();
+        let mut decisions = lines.filter(|it| it.contains(" in place, ") && it.contains(&exit));
+        Ok(decisions.next_back())
+    }
+
+    /// By events, as `kubectl describe` shows them.
+    async fn restart_is_told(&self, trigger: &str, code: i32, decided: &str) -> Result<()> {
+        let (what, target) = if decided.contains("one container in place") {
+            ("Container", "container")
+        } else if decided.contains("the pod in place") {
+            ("Pod", "pod")
+        } else {
+            ("AllContainers", "pod")
+        };
+        let cause =
+            format!("Container {trigger} exited with code {code}, triggering {target} restart");
+        self.until_told(&format!("Restarting{what}"), &cause)
+            .await?;
+        self.until_told(&format!("Restarted{what}"), "Restarted in place in ")
+            .await
+    }
+
+    /// `lastState` and `logs --previous` of the trigger, wherever its old container stays; of every container, and what
+    /// started it, after a replay.
+    async fn exits_are_kept(&self, before: &Before, trigger: &str, code: i32) -> Result<()> {
+        if self.restart_ended("by replay").is_ok() {
+            for container in before.restarting(self).map(|it| it.name) {
+                self.start_is_told(container).await?;
+                let exit = match before.exit_of(container) {
+                    _ if container == trigger => format!("exit {code} "),
+                    Some(exit) => exit,
+                    None => continue,
+                };
+                self.exit_is_kept(before, container, &exit).await?;
+            }
+        } else if self.shape.keeps_exit_of(trigger, code)? && !self.was_cleared_away() {
+            let exit = format!("exit {code} ");
+            self.exit_is_kept(before, trigger, &exit).await?;
+        } else {
             return Ok(());
         }
-        let wanted = format!("exit {code} ");
-        self.recorder
-            .until("lastState shows the exit", PATIENCE, |now| {
-                let seen = now.containers.get(trigger)?;
-                (!seen.last_state.starts_with(&wanted))
-                    .then(|| format!("lastState of {trigger} is {}", seen.last_state))
-            })
-            .await?;
+        if self.kubelet_has_collected(before, trigger).await? {
+            return Ok(());
+        }
         let log = self.previous_log(trigger).await?;
         ensure!(
             log.contains(&format!("{trigger} exits with {code}")),
@@ -495,11 +544,40 @@ impl LivePod {
         Ok(())
     }
 
+    /// Of an init container the kubelet keeps the newest exit alone: it removes the others whenever it syncs the pod
+    /// (`pruneInitContainersBeforeStart`, `kuberuntime_container.go`).
+    async fn exit_is_kept(&self, before: &Before, container: &str, exit: &str) -> Result<()> {
+        let kind = self.shape.container(container)?.kind;
+        if kind == Kind::Init || self.kubelet_has_collected(before, container).await? {
+            return Ok(());
+        }
+        self.recorder
+            .until("lastState shows the exit", PATIENCE, |now| {
+                let seen = now.containers.get(container)?;
+                (!seen.last_state.starts_with(exit))
+                    .then(|| format!("{exit}: lastState of {container} is {}", seen.last_state))
+            })
+            .await?;
+        let log = self.previous_log(container).await?;
+        ensure!(
+            log.contains(&format!("{container} begins")),
+            "logs --previous of {container} has {log:?}"
+        );
+        Ok(())
+    }
+
+    /// By the events that the kubelet has of each container that it starts itself.
+    async fn start_is_told(&self, container: &str) -> Result<()> {
+        for (reason, done) in [("Created", "created"), ("Started", "started")] {
+            let what = format!("Container {container} {done} by replay");
+            self.until_told(reason, &what).await?;
+        }
+        Ok(())
+    }
+
     /// Whether no old container may stay, because a kubelet that starts the pod must find none to run init containers.
     fn was_cleared_away(&self) -> bool {
-        self.node.is_initialised_by_exited()
-            && self.shape.of_kind(Kind::Init).next().is_some()
-            && self.restart_ended("by replay").is_err()
+        self.node.is_initialised_by_exited() && self.shape.of_kind(Kind::Init).next().is_some()
     }
 
     /// Once a minute the kubelet removes all dead containers of a name but the newest (`kuberuntime_gc.go`). If that
@@ -527,17 +605,12 @@ impl LivePod {
         let before = Before::of(self).await?;
         self.exit(container, code).await?;
         self.has_restarted_alone(&before, container).await?;
-        if self.kubelet_has_collected(&before, container).await? {
-            return Ok(());
+        // Where the kubelet does it by itself, there is nothing to tell.
+        if let Some(decided) = self.decided(container, code)? {
+            self.restart_is_told(container, code, &decided).await?;
         }
-        self.recorder
-            .until("lastState shows the exit", PATIENCE, |now| {
-                let seen = now.containers.get(container)?;
-                (!seen.last_state.starts_with(&format!("exit {code} ")))
-                    .then(|| format!("lastState of {container} is {}", seen.last_state))
-            })
-            .await?;
-        Ok(())
+        self.exit_is_kept(&before, container, &format!("exit {code} "))
+            .await
     }
 
     pub(crate) async fn has_restarted_alone(&self, before: &Before, container: &str) -> Result<()> {
@@ -549,7 +622,7 @@ impl LivePod {
             self.shape
                 .containers
                 .iter()
-                .filter(|other| other.name != container)
+                .filter(|other| other.name != container && before.had_run(other.name))
                 .find(|other| {
                     let id = now.containers.get(other.name).map(|seen| seen.id.as_str());
                     id != before.seen_id(other.name)
@@ -569,6 +642,20 @@ impl LivePod {
             .context("it ran, but it did not last")?;
         self.is_the_same_pod(before).await?;
         self.was_never_over(before)?;
+        let after = self.evidence_since(before)?;
+        for it in &self.shape.containers {
+            let runs = after
+                .iter()
+                .filter(|entry| entry.container == it.name && entry.deed == Deed::Began);
+            // An init container's exit comes before those after it have ever run.
+            let wanted = usize::from(it.name == container || !before.had_run(it.name));
+            let runs = runs.count();
+            ensure!(
+                runs == wanted,
+                "{} should have begun {wanted} times and began {runs}",
+                it.name
+            );
+        }
         self.left_nothing_behind(before).await
     }
 

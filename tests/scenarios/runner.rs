@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use k8s_openapi::jiff::Timestamp;
 use tokio::sync::Semaphore;
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{Instant, timeout};
@@ -120,6 +121,13 @@ impl Runner {
     /// want the whole machine.
     pub(crate) async fn run(&self, scenarios: &[Scenario], options: &Options) -> Result<Tally> {
         let mut tally = Tally::default();
+        // Read by hack/conformance.sh.
+        println!(
+            "played on {}: {}, start by {}",
+            Timestamp::now().strftime("%F"),
+            self.node.versions().await?,
+            options.start
+        );
         for round in 1..=options.repeat {
             if options.repeat > 1 {
                 println!("round {round} of {}", options.repeat);

@@ -124,8 +124,17 @@ struct StatusRequest {
 
 #[derive(Clone, PartialEq, Message)]
 struct StatusResponse {
+    #[prost(message, optional, tag = "1")]
+    status: Option<ContainerStatus>,
     #[prost(map = "string, string", tag = "2")]
     info: HashMap<String, String>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ContainerStatus {
+    /// Nanoseconds since the epoch.
+    #[prost(int64, tag = "5")]
+    started_at: i64,
 }
 
 #[derive(Clone)]
@@ -177,13 +186,23 @@ impl Runtime {
         Ok(response.items.into_iter().map(|item| item.id).collect())
     }
 
-    /// Paths of the poststop hooks in the container's OCI configuration.
-    pub(crate) async fn poststop_hooks(&self, container_id: &str) -> Result<Vec<String>> {
+    /// When it was started, in nanoseconds since the epoch.
+    pub(crate) async fn started_at(&self, container_id: &str) -> Result<i64> {
+        let status = self.status(container_id, false).await?.status;
+        Ok(status.context("the runtime tells no status")?.started_at)
+    }
+
+    async fn status(&self, container_id: &str, verbose: bool) -> Result<StatusResponse> {
         let request = StatusRequest {
             container_id: container_id.to_owned(),
-            verbose: true,
+            verbose,
         };
-        let response: StatusResponse = self.call("ContainerStatus", request).await?;
+        self.call("ContainerStatus", request).await
+    }
+
+    /// Paths of the poststop hooks in the container's OCI configuration.
+    pub(crate) async fn poststop_hooks(&self, container_id: &str) -> Result<Vec<String>> {
+        let response = self.status(container_id, true).await?;
         let info = response
             .info
             .get("info")

@@ -219,9 +219,10 @@ impl Shape {
         self
     }
 
-    /// All containers so far have a preStop hook, which takes a second.
+    /// All containers so far that may have one have a preStop hook, which takes a second.
     pub(crate) fn with_pre_stop(mut self) -> Self {
-        for container in &mut self.containers {
+        let containers = self.containers.iter_mut();
+        for container in containers.filter(|it| it.kind != Kind::Init) {
             let name = container.name;
             let script = format!("sleep 1; echo \"$EPOCHREALTIME {name} prestop\" >>/ev/log");
             let hook = json!({"preStop": {"exec": {"command": ["/bin/sh", "-c", script]}}});

@@ -9,7 +9,7 @@ use crate::stage::Stage;
 pub(crate) fn scenarios() -> Vec<Scenario> {
     scenarios![Shared:
         always_pod_of_two_containers_restarts,
-        always_pod_with_inits_and_sidecar_starts_in_spec_order,
+        always_pod_with_inits_and_sidecars_starts_in_spec_order,
         always_pod_restarts_when_a_sidecar_says_so,
         always_pod_restarts_when_an_init_container_says_so,
     ]
@@ -27,11 +27,12 @@ async fn always_pod_of_two_containers_restarts(stage: Stage) -> Result<()> {
         .await
 }
 
-async fn always_pod_with_inits_and_sidecar_starts_in_spec_order(stage: Stage) -> Result<()> {
+async fn always_pod_with_inits_and_sidecars_starts_in_spec_order(stage: Stage) -> Result<()> {
     let shape = Shape::always()
         .init("fetch")
-        .init("prepare")
         .sidecar("proxy")
+        .init("prepare")
+        .sidecar("mesh")
         .regular("trainer")
         .regular("logger")
         .restarts_all("trainer", 42);

@@ -2,17 +2,29 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::Signal;
 use serde_json::json;
+use tokio::time::{Instant, sleep};
 
 use super::under;
 use crate::evidence::{Deed, Entry};
 use crate::node::NATIVE;
-use crate::recorder::Told;
+use crate::recorder::{Snapshot, Told};
 use crate::restarted::Before;
 use crate::scenario::{Scenario, scenarios};
 use crate::shape::{RestartPolicy, Shape, rule};
 use crate::stage::Stage;
+use crate::under_way::UnderWay;
+use crate::wait::{self, PATIENCE};
+
+/// For how long the kills wait for the API server, and less: a replay would be over by then.
+const WAITED_FOR: Duration = Duration::from_millis(150);
+const STOPPED: Duration = Duration::from_millis(120);
+/// What was killed is not made and started again in so little time.
+const LOOK: Duration = Duration::from_millis(2);
+/// On a busy node a moment is longer.
+const TRIES: usize = 4;
 
 /// The kubelet tries an API server that went away again and again, at growing intervals.
 const RECONNECTED: Duration = Duration::from_mins(3);
@@ -29,7 +41,10 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         "that_restarts_with_grace_says_so_until_all_runs",
         says_so_until_all_runs,
     ));
-    scenarios.extend(scenarios![Alone: conditions_are_caught_up_when_the_api_server_was_away]);
+    scenarios.extend(scenarios![Alone:
+        condition_is_true_before_anything_is_killed,
+        conditions_are_caught_up_when_the_api_server_was_away,
+    ]);
     scenarios
 }
 
@@ -111,6 +126,63 @@ async fn says_so_until_all_runs(stage: Stage, shape: Shape) -> Result<()> {
     let last = begun(&evidence).next_back().unwrap_or(first);
     ensure!(last < ended + moment, "False was seen before all ran again");
     Ok(())
+}
+
+/// The API server has stopped for a moment: what it has not heard of has not begun.
+async fn condition_is_true_before_anything_is_killed(stage: Stage) -> Result<()> {
+    let kind = all_containers(&stage).await?;
+    let shape = Shape::never()
+        .regular("trainer")
+        .regular("logger")
+        .restarts_all("trainer", 42);
+    for _ in 0..TRIES {
+        let pod = stage.running(shape.clone()).await?;
+        let before = Before::of(&pod).await?;
+        stage.node.signal("apiserver", Signal::STOP)?;
+        let restart = UnderWay { pod, before };
+        let stopped = decided_and_nobody_told(&restart).await;
+        stage.node.signal("apiserver", Signal::CONT)?;
+        let (unkilled, stopped) = stopped?;
+        let UnderWay { pod, before } = &restart;
+        if stopped > WAITED_FOR {
+            pod.has_restarted(before).await?;
+            continue;
+        }
+        ensure!(unkilled, "killed before anybody could know");
+        wait::until_every(LOOK, "logger is killed", PATIENCE, async || {
+            let lives = lives_on(&restart, "logger")?;
+            Ok((!lives).then_some(()).ok_or_else(|| "it lives".to_owned()))
+        })
+        .await?;
+        let now = stage.node.pods().get_status(&pod.name).await?;
+        // It may have become False since.
+        let told = Snapshot::from(&now).restarting;
+        ensure!(told.contains_key(kind), "killed with conditions {told:?}");
+        pod.has_restarted(before).await?;
+        true_then_false(&pod.told_since(before, kind))?;
+        return Ok(());
+    }
+    bail!("the API server could not be stopped for less than {WAITED_FOR:?} in {TRIES} tries")
+}
+
+/// What has begun again since has been killed before.
+fn lives_on(restart: &UnderWay, container: &str) -> Result<bool> {
+    let UnderWay { pod, before } = restart;
+    let again = begun(&pod.evidence_since(before)?).next().is_some();
+    Ok(!again && pod.listening(container)?.is_ok())
+}
+
+/// Whether another container lives a while after the restart was decided, and how long that while was.
+async fn decided_and_nobody_told(restart: &UnderWay) -> Result<(bool, Duration)> {
+    restart.pod.exit("trainer", 42).await?;
+    wait::until_every(LOOK, "the restart is decided", PATIENCE, async || {
+        let decided = restart.phase().map(|_| ());
+        Ok(decided.ok_or_else(|| "it is not".to_owned()))
+    })
+    .await?;
+    let began = Instant::now();
+    sleep(STOPPED).await;
+    Ok((lives_on(restart, "logger")?, began.elapsed()))
 }
 
 async fn conditions_are_caught_up_when_the_api_server_was_away(stage: Stage) -> Result<()> {

@@ -17,6 +17,7 @@ use crate::plugin::Phase;
 use crate::pod::LivePod;
 use crate::relay::Relay;
 use crate::restarted::Before;
+use crate::runtime::State;
 use crate::scenario::{Company, Scenario, scenarios};
 use crate::stage::Stage;
 use crate::under_way::UnderWay;
@@ -134,6 +135,14 @@ fn exit_was_seen(pod: &LivePod, before: &Before) -> bool {
     seen.any(|now| now.containers["trainer"].state.starts_with("exit 42"))
 }
 
+/// What a kubelet that dies then makes once more, and counts.
+async fn made_and_not_started(pod: &LivePod) -> Result<Vec<String>> {
+    let containers = pod.containers().await?;
+    let created = containers.iter();
+    let created = created.filter(|it| it.state() == State::Created && it.is_the_kubelets());
+    Ok(created.map(|it| it.name().to_owned()).collect())
+}
+
 async fn survives(stage: Stage, kind: PodKind, phase: Phase, blow: Blow) -> Result<()> {
     let relay = match blow {
         Blow::ConnectionIsCut => {
@@ -157,6 +166,7 @@ async fn survives(stage: Stage, kind: PodKind, phase: Phase, blow: Blow) -> Resu
             Blow::ConnectionIsCut => relay.iter().for_each(Relay::cut),
         }
         let struck_in = restart.phase();
+        let mut half_made = Vec::new();
         match blow {
             Blow::PluginDies(away) => {
                 sleep(away).await;
@@ -167,7 +177,12 @@ async fn survives(stage: Stage, kind: PodKind, phase: Phase, blow: Blow) -> Resu
                 stage.node.start_again("containerd").await?;
                 stage.plugin.until_ready(connections + 1).await?;
             }
-            Blow::KubeletDies => stage.node.start_again("kubelet").await?,
+            Blow::KubeletDies => {
+                // Waits for its end.
+                stage.node.script("kill", "kubelet").await?;
+                half_made = made_and_not_started(&restart.pod).await?;
+                stage.node.script("start", "kubelet").await?;
+            }
             Blow::ConnectionIsCut => stage.plugin.until_ready(connections + 1).await?,
         }
         // What the kubelet started meanwhile may run, and yet not last: the plugin finishes what it began.
@@ -186,6 +201,13 @@ async fn survives(stage: Stage, kind: PodKind, phase: Phase, blow: Blow) -> Resu
                     "restarted"
                 };
                 println!("note: the kubelet saw the exits, and the pod {end}");
+            }
+            // The plugin and its gate were there all the time.
+            Blow::KubeletDies if half_made.is_empty() => pod.has_restarted(before).await?,
+            Blow::KubeletDies => {
+                println!("note: the kubelet had made {half_made:?}, and makes them anew");
+                pod.has_recovered(before).await?;
+                pod.inits_ran_once_in_order(before)?;
             }
             _ => pod.has_recovered(before).await?,
         }

@@ -6,9 +6,11 @@ use anyhow::{Result, bail, ensure};
 use kube::api::DeleteParams;
 
 use super::three_kinds::{ALWAYS_WITH_INITS, NEVER, NEVER_WITH_GRACE, NEVER_WITH_INITS, PodKind};
+use super::under;
 use crate::evidence::{self, Deed};
 use crate::plugin::Phase;
 use crate::scenario::{Company, Scenario, scenarios};
+use crate::shape::RestartPolicy::{Always, Never};
 use crate::shape::Shape;
 use crate::stage::Stage;
 use crate::under_way::UnderWay;
@@ -17,17 +19,31 @@ use crate::under_way::UnderWay;
 /// just have missed; the rest is for a busy machine. Beside other scenarios it would take longer still.
 const SLACK: Duration = Duration::from_secs(3);
 
+/// More than the kubelet takes anyway.
+const CLEAN_END: &str = r#"sleep 2; say "note stopped"; exit 0"#;
+
 /// A phase may be over before it is seen.
 const TRIES: usize = 4;
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
     let mut scenarios = scenarios![Shared: pod_with_rules_that_just_runs_is_deleted_as_one_without];
-    for kind in [NEVER, NEVER_WITH_GRACE, NEVER_WITH_INITS, ALWAYS_WITH_INITS] {
+    scenarios.extend(under(
+        &[Never, Always],
+        "that_is_deleted_on_its_way_up_gives_what_runs_time_to_stop",
+        gives_what_runs_time_to_stop,
+    ));
+    // What ignores SIGTERM would take all of a long grace period, restart or not.
+    for (kind, grace) in [
+        (NEVER, 60),
+        (NEVER_WITH_GRACE, 1),
+        (NEVER_WITH_INITS, 60),
+        (ALWAYS_WITH_INITS, 60),
+    ] {
         for &phase in kind.phases {
             let phase_name = format!("{phase:?}").to_lowercase();
             let name = format!("{}_is_deleted_while_{phase_name}", kind.name);
             scenarios.push(Scenario::new(name, Company::Alone, move |stage| {
-                is_deleted_in(stage, kind, phase)
+                is_deleted_in(stage, kind, grace, phase)
             }));
         }
     }
@@ -68,10 +84,43 @@ async fn pod_with_rules_that_just_runs_is_deleted_as_one_without(stage: Stage) -
     Ok(())
 }
 
+/// A sidecar runs again by then, and an init container waits.
+async fn gives_what_runs_time_to_stop(stage: Stage, shape: Shape) -> Result<()> {
+    let shape = shape
+        .sidecar("proxy")
+        .on_term(CLEAN_END)
+        .asking_init("prepare")
+        .regular("trainer")
+        .with_pre_stop()
+        .grace_period_seconds(60)
+        .restarts_all("trainer", 42);
+    let pod = stage.pod(shape).await?;
+    pod.exit("prepare", 0).await?;
+    pod.until_running().await?;
+    pod.exit("trainer", 42).await?;
+    for container in ["prepare", "proxy"] {
+        pod.until_listening(container).await?;
+    }
+    let evidence = pod.evidence_file()?;
+    let so_far = pod.evidence()?.len();
+    pod.time_to_delete(&DeleteParams::default()).await?;
+    let ending = evidence::entries(evidence)?.split_off(so_far);
+    let deeds: Vec<(&str, &Deed)> = ending
+        .iter()
+        .map(|entry| (entry.container.as_str(), &entry.deed))
+        .collect();
+    let stopped = Deed::Noted("stopped".to_owned());
+    ensure!(
+        deeds == [("proxy", &Deed::Warned), ("proxy", &stopped)],
+        "its end was {ending:?}"
+    );
+    Ok(())
+}
+
 /// Beside a pod that the kubelet restarts by itself: its trainer has exited too, and after the first phase so
 /// have the others.
-async fn is_deleted_in(stage: Stage, kind: PodKind, phase: Phase) -> Result<()> {
-    let shape = (kind.shape)();
+async fn is_deleted_in(stage: Stage, kind: PodKind, grace: u32, phase: Phase) -> Result<()> {
+    let shape = (kind.shape)().with_pre_stop();
     for _ in 0..TRIES {
         let twin = stage
             .running(shape.without_annotations().restarted_by_the_kubelet())
@@ -84,7 +133,7 @@ async fn is_deleted_in(stage: Stage, kind: PodKind, phase: Phase) -> Result<()> 
         if !restart.reaches(phase).await? {
             continue;
         }
-        let params = DeleteParams::default().grace_period(1);
+        let params = DeleteParams::default().grace_period(grace);
         let (took, usual) = tokio::try_join!(
             restart.pod.time_to_delete(&params),
             twin.time_to_delete(&params)

@@ -13,13 +13,14 @@ use serde_json::{Value, json};
 use crate::history::History;
 use crate::pod::LivePod;
 use crate::scenario::{Scenario, scenarios};
-use crate::shape::Shape;
+use crate::shape::{Shape, rule};
 use crate::stage::Stage;
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
     scenarios![Shared:
         jobs_pod_restarts_and_its_failure_policy_sees_the_last_exit_alone,
         job_that_forgives_no_failure_outlives_two_restarts,
+        job_whose_container_restarts_alone_completes,
         deployments_pod_keeps_its_endpoint,
     ]
 }
@@ -131,6 +132,21 @@ async fn job_that_forgives_no_failure_outlives_two_restarts(stage: Stage) -> Res
     job.pod.restarts_all("trainer", 42).await?;
     job.pod.restarts_all("trainer", 42).await?;
     job.is_untouched()
+}
+
+async fn job_whose_container_restarts_alone_completes(stage: Stage) -> Result<()> {
+    let shape = Shape::never()
+        .init("fetch")
+        .regular("trainer")
+        .rules("trainer", &json!([rule("Restart", "In", &[42])]));
+    let job = LiveJob::begin(&stage, shape, &json!({"backoffLimit": 0})).await?;
+    job.pod.restarts_alone("trainer", 42).await?;
+    job.is_untouched()?;
+    job.pod.exit("trainer", 0).await?;
+    let succeeded = |job: &Job| job.status.as_ref().and_then(|it| it.succeeded) == Some(1);
+    let now = job.history.until("the Job completes", succeeded).await?;
+    ensure!(counts(&now).1 == 0, "the Job is {:?}", now.status);
+    Ok(())
 }
 
 async fn deployments_pod_keeps_its_endpoint(stage: Stage) -> Result<()> {

@@ -15,6 +15,7 @@ mod devices;
 mod disks;
 mod endings;
 mod ephemeral;
+mod gates;
 mod hooks;
 mod inits;
 mod jobs;
@@ -80,6 +81,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         back_off::scenarios(),
         spec_rules::scenarios(),
         declared::scenarios(),
+        gates::scenarios(),
         static_pods::scenarios(),
         untouched::scenarios(),
         bad_input::scenarios(),

@@ -13,7 +13,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         never_pod_of_three_containers_restarts,
         never_pod_with_inits_runs_them_again_in_order,
         never_pod_with_a_sidecar_restarts_it_too,
-        never_pod_with_init_and_sidecar_starts_in_spec_order,
+        never_pod_with_init_and_sidecars_starts_in_spec_order,
         never_pod_restarts_when_an_init_container_says_so,
         never_pod_restarts_when_its_second_init_container_says_so,
         never_pod_restarts_when_a_sidecar_says_so,
@@ -73,10 +73,11 @@ async fn never_pod_with_a_sidecar_restarts_it_too(stage: Stage) -> Result<()> {
         .await
 }
 
-async fn never_pod_with_init_and_sidecar_starts_in_spec_order(stage: Stage) -> Result<()> {
+async fn never_pod_with_init_and_sidecars_starts_in_spec_order(stage: Stage) -> Result<()> {
     let shape = Shape::never()
         .init("fetch")
         .sidecar("proxy")
+        .sidecar("mesh")
         .regular("trainer")
         .restarts_all("trainer", 42);
     stage
@@ -123,7 +124,7 @@ async fn never_pod_restarts_again_and_again(stage: Stage) -> Result<()> {
     pod.restarts_all("trainer", 42).await
 }
 
-/// Whoever waits for their end would wait for an hour.
+/// Whoever waits for their end would wait for an hour. Nor are their preStop hooks run.
 async fn containers_that_ignore_sigterm_hold_up_nothing(stage: Stage) -> Result<()> {
     let shape = Shape::never()
         .regular("trainer")
@@ -132,6 +133,7 @@ async fn containers_that_ignore_sigterm_hold_up_nothing(stage: Stage) -> Result<
         .regular("exporter")
         .regular("watcher")
         .ignoring_term()
+        .with_pre_stop()
         .grace_period_seconds(3600)
         .restarts_all("trainer", 42);
     stage

@@ -30,7 +30,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
     let mut scenarios = [
         under(&all, "of_one_container_is_replayed", one),
         under(&all, "of_three_containers_is_replayed", three),
-        under(&all, "with_inits_and_a_sidecar_is_replayed", all_kinds),
+        under(&all, "with_inits_and_sidecars_is_replayed", all_kinds),
         under(&all, "is_replayed_after_an_exit_with_0", after_success),
         under(&[Never, Always], "with_limits_is_replayed", limited),
         under(
@@ -118,7 +118,8 @@ async fn three(stage: Stage, shape: Shape) -> Result<()> {
 
 async fn all_kinds(stage: Stage, shape: Shape) -> Result<()> {
     let shape = shape.init("fetch").sidecar("proxy").init("check");
-    is_replayed(stage, shape.regular("trainer").regular("logger"), 42).await
+    let shape = shape.sidecar("mesh").regular("trainer");
+    is_replayed(stage, shape.regular("logger"), 42).await
 }
 
 async fn after_success(stage: Stage, shape: Shape) -> Result<()> {
@@ -129,27 +130,48 @@ fn limits(cpu: &str) -> Value {
     json!({"limits": {"cpu": cpu, "memory": "64Mi"}, "requests": {"cpu": "10m", "memory": "32Mi"}})
 }
 
-async fn limited(stage: Stage, shape: Shape) -> Result<()> {
+/// Its limit, in microseconds of each tenth of a second, as the container itself finds it in its cgroup.
+const NOTE_LIMIT: &str = r#"
+v1=/sys/fs/cgroup/cpu/cpu.cfs_quota_us
+say "note $(cat $v1 2>/dev/null || cut -d ' ' -f 1 /sys/fs/cgroup/cpu.max)"
+"#;
+
+fn with_limits(shape: Shape) -> Shape {
     let shape = shape.regular("trainer").field("resources", limits("200m"));
-    is_replayed(stage, shape.regular("logger"), 42).await
+    let shape = shape.at_first(NOTE_LIMIT).regular("logger");
+    replayed(shape.restarts_all("trainer", 42))
+}
+
+/// Of the only attempt since.
+fn limit(pod: &LivePod, before: &Before) -> Result<String> {
+    let mut notes = pod.notes_since(before)?;
+    ensure!(notes.len() == 1, "limits were noted: {notes:?}");
+    Ok(notes.remove(0))
+}
+
+async fn limited(stage: Stage, shape: Shape) -> Result<()> {
+    let pod = stage.running(with_limits(shape)).await?;
+    let before = Before::of(&pod).await?;
+    has_replayed(&stage, &pod, 42).await?;
+    let limit = limit(&pod, &before)?;
+    ensure!(limit == "20000", "its limit is {limit}");
+    Ok(())
 }
 
 /// The kubelet sets at the start what the pod's spec says by then.
 async fn resized(stage: Stage, shape: Shape) -> Result<()> {
-    was_resized(stage, shape, limits("300m")).await
+    was_resized(stage, shape, limits("300m"), "30000").await
 }
 
 /// Nothing but the score for the kernel's OOM killer goes by it, and of that the runtime tells nothing.
 async fn requests_other_memory(stage: Stage, shape: Shape) -> Result<()> {
     let mut resources = limits("200m");
     resources["requests"]["memory"] = json!("40Mi");
-    was_resized(stage, shape, resources).await
+    was_resized(stage, shape, resources, "20000").await
 }
 
-async fn was_resized(stage: Stage, shape: Shape, resources: Value) -> Result<()> {
-    let shape = shape.regular("trainer").field("resources", limits("200m"));
-    let shape = shape.regular("logger").restarts_all("trainer", 42);
-    let pod = stage.running(replayed(shape)).await?;
+async fn was_resized(stage: Stage, shape: Shape, resources: Value, quota: &str) -> Result<()> {
+    let pod = stage.running(with_limits(shape)).await?;
     let pods = stage.node.pods();
     let container = json!({"name": "trainer", "resources": resources});
     let patch = Patch::Strategic(json!({"spec": {"containers": [container]}}));
@@ -166,8 +188,12 @@ async fn was_resized(stage: Stage, shape: Shape, resources: Value) -> Result<()>
             .ok_or_else(|| now.to_string()))
     })
     .await?;
+    let before = Before::of(&pod).await?;
     pod.restarts_all("trainer", 42).await?;
-    pod.restart_ended("no replay: trainer was resized")
+    pod.restart_ended("no replay: trainer was resized")?;
+    let limit = limit(&pod, &before)?;
+    ensure!(limit == quota, "its limit is {limit}");
+    Ok(())
 }
 
 /// It does not run, so that the kubelet does nothing about that before it is to start it.
@@ -265,31 +291,19 @@ async fn has_written_to_hosts(stage: Stage, shape: Shape) -> Result<()> {
 }
 
 async fn is_replayed(stage: Stage, shape: Shape, code: i32) -> Result<()> {
-    let pod = stage
-        .running(replayed(shape.restarts_all("trainer", code)))
-        .await?;
+    let shape = replayed(shape.restarts_all("trainer", code));
+    let pod = stage.running(shape).await?;
+    has_replayed(&stage, &pod, code).await
+}
+
+/// What is kept of each container, and told of it, is looked at after every replay.
+async fn has_replayed(stage: &Stage, pod: &LivePod, code: i32) -> Result<()> {
     pod.restarts_all("trainer", code).await?;
     pod.restart_ended("all containers run again, by replay")?;
     for container in pod.containers().await? {
-        has_log_link(&stage, &pod, container.name(), &container.id)?;
-    }
-    for reason in ["Created", "Started"] {
-        until_told_of(&pod, reason, "by replay").await?;
+        has_log_link(stage, pod, container.name(), &container.id)?;
     }
     Ok(())
-}
-
-async fn until_told_of(pod: &LivePod, reason: &str, what: &str) -> Result<()> {
-    wait::until("an event tells of it", PATIENCE, async || {
-        let events = pod.events(reason).await?;
-        let messages: Vec<String> = events.into_iter().filter_map(|it| it.message).collect();
-        Ok(if messages.iter().any(|message| message.contains(what)) {
-            Ok(())
-        } else {
-            Err(messages.join("; "))
-        })
-    })
-    .await
 }
 
 fn has_log_link(stage: &Stage, pod: &LivePod, name: &str, id: &str) -> Result<()> {

@@ -150,6 +150,7 @@ async fn are_not_shielded(stage: Stage, fault: Fault) -> Result<()> {
         };
         let over = "the pod has failed, or nothing of it was killed";
         pod.recorder.until(over, PATIENCE, is_over).await?;
+        pod.until_told("RestartIncomplete", "Gave up: ").await?;
     }
     always.pod.has_restarted(&always.before).await?;
     ensure!(
