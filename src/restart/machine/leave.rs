@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::Machine;
 use super::progress::{OldState, Progress};
 use super::terms::{Effect, MOST_AGAIN, Phase};
-use crate::ids::ContainerId;
+use crate::ids::{ContainerId, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::restart::plan::{Old, Starter, Way};
 use crate::restart::times::{RELIST_INTERVAL, STOP_LIMIT};
@@ -49,7 +49,12 @@ impl Machine {
         for it in &mut self.progress {
             it.missed_until = None;
             let Some(made) = it.made.take() else { continue };
-            if it.placeholders.is_empty() {
+            let had_completed = it.old_exit == Some(ExitCode::SUCCESS);
+            if it.is(ContainerKind::Init) && had_completed {
+                // There is no exit to hide, and a kubelet that sees it wait waits with it
+                // (`computeInitContainerActions`, `pkg/kubelet/kuberuntime/kuberuntime_container.go`).
+                self.effects.push(Effect::Remove(made));
+            } else if it.placeholders.is_empty() {
                 it.placeholders.insert(made, None);
             } else {
                 // The kubelet counts from the placeholder, and would take the number that the attempt has.

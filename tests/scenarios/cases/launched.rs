@@ -35,7 +35,15 @@ async fn plugin_launched_by_the_runtime_restarts_pods(stage: Stage) -> Result<()
             .regular("logger")
             .restarts_all("trainer", 42);
         let pod = stage.running(shape).await?;
-        pod.restarts_all("trainer", 42).await
+        // What it logs, the runtime has.
+        pod.restarted("trainer", 42).await?;
+        wait::until("an event says that it has", PATIENCE, async || {
+            let events = pod.events("RestartedAllContainers").await?;
+            Ok((!events.is_empty())
+                .then_some(())
+                .ok_or_else(|| "none".to_owned()))
+        })
+        .await
     }
     .await;
     drop(installed);
