@@ -196,7 +196,7 @@ mod tests {
             away(),
             Ok(None),
         ]);
-        follow(events, known, async |_| ()).await;
+        Box::pin(follow(events, known, async |_| ())).await;
         assert!(receiver.borrow().is_some_and(acts_on(true, true)));
     }
 

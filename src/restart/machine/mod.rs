@@ -222,8 +222,7 @@ impl Machine {
             }
             Event::Deleted => self.finish(Outcome::Deleted),
             Event::CalledOff if !self.killed => self.finish(Outcome::CalledOff),
-            Event::CalledOff => {}
-            Event::Tick => {}
+            Event::CalledOff | Event::Tick => {}
         }
         self.advance(now);
         self.take_effects()
