@@ -135,6 +135,12 @@ impl PodSpec {
         self.uid != self.api_uid
     }
 
+    /// The container of that name; an ephemeral one is none.
+    #[must_use]
+    pub fn container(&self, name: &ContainerName) -> Option<&ContainerSpec> {
+        self.containers.iter().find(|it| it.name == *name)
+    }
+
     /// The names of all containers, in start order.
     pub fn container_names(&self) -> impl Iterator<Item = &str> {
         self.containers

@@ -144,8 +144,7 @@ pub fn blocker(
         return Some(ReplayBlocker::Many(members.len()));
     }
     let duty = |member: &Member| {
-        let mut containers = spec.containers.iter();
-        let container = containers.find(|it| it.name == member.name)?;
+        let container = spec.container(&member.name)?;
         let asked = |it: &&String| !devices.iter().any(|devices| devices.have(it));
         if let Some(device) = container.devices.iter().find(asked) {
             return Some(ReplayBlocker::Device(member.name.clone(), device.clone()));
@@ -231,9 +230,7 @@ pub fn has_image(
     config: &ContainerConfig,
     spec: Option<&PodSpec>,
 ) -> Result<(), ReplayBlocker> {
-    let mut containers = spec.into_iter().flat_map(|spec| &spec.containers);
-    let wanted = containers.find(|it| it.name == *name);
-    let wanted = wanted.and_then(|it| it.image.as_ref());
+    let wanted = spec.and_then(|spec| spec.container(name)?.image.as_ref());
     let made = config.image.as_ref().map(|it| &it.user_specified_image);
     let made = made.filter(|made| !made.is_empty());
     match made.zip(wanted) {
@@ -250,8 +247,7 @@ pub fn images<'c>(
     config: &'c ContainerConfig,
     spec: Option<&PodSpec>,
 ) -> impl Iterator<Item = (&'c ImageSpec, ImageSpec)> {
-    let mut containers = spec.into_iter().flat_map(|spec| &spec.containers);
-    let container = containers.find(|it| it.name == *name);
+    let container = spec.and_then(|spec| spec.container(name));
     let pulled = container.is_some_and(|it| it.duties.contains(&StartDuty::ImagePull));
     let volumes = config.mounts.iter().filter_map(|it| it.image.as_ref());
     let all = config.image.iter().chain(volumes);

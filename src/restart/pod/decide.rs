@@ -69,9 +69,7 @@ impl Pod {
     /// The container's own restart policy, if it leaves the container as it is now and the kubelet, which goes by the pod's,
     /// does not (KEP-5307). A restart of all containers is for those that have ended, too.
     pub(super) fn stays_ended(&self, name: &ContainerName) -> Option<RestartPolicy> {
-        let spec = self.spec.as_ref()?;
-        let container = spec.containers.iter().find(|it| it.name == *name)?;
-        let own = container.restart_policy?;
+        let own = self.spec.as_ref()?.container(name)?.restart_policy?;
         let machine = self.machine.as_ref();
         let restarts = machine.is_some_and(|machine| machine.phase() != Phase::Over);
         let policy = self.policy.as_ref()?;
@@ -82,12 +80,9 @@ impl Pod {
         let InstanceState::Ended(Some(code)) = newest.state else {
             return None;
         };
-        let stays = match own {
-            RestartPolicy::Always => false,
-            RestartPolicy::OnFailure => code == ExitCode::SUCCESS,
-            RestartPolicy::Never => true,
-        };
-        (stays && policy.action(name.as_str(), code.0).is_none()).then_some(own)
+        // What it starts again stands among the rules (`Rules::then`).
+        let action = policy.action(name.as_str(), code.0);
+        action.is_none().then_some(own)
     }
 
     /// Settles what the exit of this container means: it is part of a restart, begins one, or is released.

@@ -196,10 +196,7 @@ impl Pod {
 
     /// Rules for the whole pod are not for ephemeral containers, which are none of its spec's.
     pub(super) fn is_member(&self, name: &ContainerName) -> bool {
-        self.spec.as_ref().is_none_or(|spec| {
-            spec.containers
-                .iter()
-                .any(|container| container.name == *name)
-        })
+        let spec = self.spec.as_ref();
+        spec.is_none_or(|spec| spec.container(name).is_some())
     }
 }

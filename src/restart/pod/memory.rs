@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 
 use super::Pod;
 use crate::ids::ContainerId;
-use crate::kube::ContainerSpec;
 use crate::node::{Instance, Maker};
 use crate::restart::plan::Member;
 use crate::restart::replay::ReplayBlocker;
@@ -18,9 +17,11 @@ impl Pod {
     /// A container is about to be known: the kubelet has made it from the spec, a replay from the attempt before.
     pub(super) fn note_request(&mut self, id: &ContainerId, instance: &Instance) {
         let request = match instance.maker {
-            Maker::Kubelet => self
-                .container_spec(instance)
-                .map(|it| it.memory_request.clone()),
+            Maker::Kubelet => {
+                let spec = self.spec.as_ref();
+                let container = spec.and_then(|spec| spec.container(&instance.name));
+                container.map(|it| it.memory_request.clone())
+            }
             Maker::Replay => {
                 let before = self.instances.newest(&instance.name);
                 before.and_then(|(id, _)| self.requests.get(id).cloned())
@@ -32,11 +33,6 @@ impl Pod {
         }
     }
 
-    fn container_spec(&self, instance: &Instance) -> Option<&ContainerSpec> {
-        let mut containers = self.spec.as_ref()?.containers.iter();
-        containers.find(|it| it.name == instance.name)
-    }
-
     /// Whether one of these may request another amount by now. Nobody knows what those requested that are older than the
     /// plugin, but whether the spec was ever changed.
     pub(super) fn request_changed(&self, members: &[&Member]) -> Option<ReplayBlocker> {
@@ -44,9 +40,7 @@ impl Pod {
         let changed = |member: &&&Member| {
             let id = member.old.as_ref().map(|old| &old.id);
             let then = id.and_then(|id| self.requests.get(id));
-            let mut containers = spec.containers.iter();
-            let now = containers.find(|it| it.name == member.name);
-            match then.zip(now) {
+            match then.zip(spec.container(&member.name)) {
                 Some((then, now)) => *then != now.memory_request,
                 None => spec.changed,
             }
