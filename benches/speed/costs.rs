@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::future::ready;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -50,6 +51,8 @@ pub(crate) struct Costs {
     pub(crate) create_container_request_bytes: usize,
     /// Per cent of its cores' time that the machine was busy when the next two began.
     pub(crate) busy_percent: f64,
+    /// As many bytes, to a peer that answers at once: what the machine takes by itself.
+    pub(crate) echo_us: Vec<f64>,
     pub(crate) create_container_us: Vec<f64>,
     pub(crate) create_container_behind_hostile_us: Vec<f64>,
     pub(crate) create_container_with_hostile_us: Vec<f64>,
@@ -91,6 +94,7 @@ pub(crate) async fn measure(
         binary_bytes: std::fs::metadata(&plugin.binary)?.len(),
         create_container_request_bytes: handler.request_bytes,
         busy_percent: handler.busy_percent,
+        echo_us: handler.echo_us,
         create_container_us: handler.took_us,
         create_container_behind_hostile_us: handler.behind_hostile_us,
         create_container_with_hostile_us: handler.with_hostile_us,
@@ -169,6 +173,8 @@ fn hook(binary: &Path, runs: u32) -> Result<Vec<f64>> {
 struct Handler {
     request_bytes: usize,
     busy_percent: f64,
+    /// Microseconds that the same bytes take to a thread that answers them at once, in turns with the next.
+    echo_us: Vec<f64>,
     /// Microseconds from asking about a container of a pod without rules to the answer.
     took_us: Vec<f64>,
     /// The same while the plugin reads what a pod that means harm has for annotations: its first container has been asked
@@ -211,12 +217,12 @@ async fn handler(stage: &Stage, pods: &[Arc<LivePod>], calls: u32) -> Result<Han
         "{calls} containers of pods without rules, while {} pods with rules are known",
         pods.len()
     ));
-    let mut took_us = Vec::new();
-    let mut request_bytes = 0;
+    let request_bytes = prost::Message::encoded_len(&without_rules(0));
+    let mut echo = Echo::start(request_bytes)?;
+    let (mut echo_us, mut took_us) = (Vec::new(), Vec::new());
     for call in 0..calls {
-        let request = without_rules(call);
-        request_bytes = prost::Message::encoded_len(&request);
-        took_us.push(unchanged(&mut runtime, &request)?);
+        echo_us.push(echo.answers()?);
+        took_us.push(unchanged(&mut runtime, &without_rules(call))?);
     }
     let calls = calls.div_ceil(HOSTILE);
     say(&format!("{calls} more, each behind one of a hostile pod"));
@@ -232,10 +238,38 @@ async fn handler(stage: &Stage, pods: &[Arc<LivePod>], calls: u32) -> Result<Han
     Ok(Handler {
         request_bytes,
         busy_percent,
+        echo_us,
         took_us,
         behind_hostile_us,
         with_hostile_us,
     })
+}
+
+/// A thread that answers at once.
+struct Echo {
+    question: Vec<u8>,
+    asking: UnixStream,
+}
+
+impl Echo {
+    fn start(question_bytes: usize) -> Result<Self> {
+        let (asking, mut answering) = UnixStream::pair()?;
+        let question = vec![0; question_bytes];
+        let mut asked = question.clone();
+        // Its end is that of the other stream.
+        std::thread::spawn(move || {
+            while answering.read_exact(&mut asked).is_ok() && answering.write_all(&[0]).is_ok() {}
+        });
+        Ok(Self { question, asking })
+    }
+
+    /// Microseconds to the answer.
+    fn answers(&mut self) -> Result<f64> {
+        let asked = Instant::now();
+        self.asking.write_all(&self.question)?;
+        self.asking.read_exact(&mut [0])?;
+        Ok(asked.elapsed().as_secs_f64() * 1e6)
+    }
 }
 
 /// Microseconds to the answer.

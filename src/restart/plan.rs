@@ -241,12 +241,12 @@ impl Plan {
         guard.map_or_else(|| self.trigger.name.clone(), |member| member.name.clone())
     }
 
-    /// One whose exit would fail the pod, as far as it is known.
+    /// One beside the guard whose exit would fail the pod, as far as it is known: init containers run one after the other.
     fn last_replayed_init(&self) -> Option<usize> {
         let last = self.members.iter().rposition(|it| {
             let fails = it.old.is_some() && it.exit() != Some(ExitCode::SUCCESS);
             let never = it.restart_policy == RestartPolicy::Never;
-            it.kind == ContainerKind::Init && fails && never
+            it.kind == ContainerKind::Init && fails && never && it.name != self.guard
         });
         last.filter(|_| self.replayed_inits)
     }
@@ -502,6 +502,19 @@ pub(crate) mod tests {
         let shape: Shape<'_> = &[("i", Init, RUNS), ("a", Regular, RUNS)];
         let plan = draft(Some(RestartPolicy::Never), shape, "i", 42).settled();
         assert_eq!(plan.guard, "a".into());
+    }
+
+    #[test]
+    fn an_init_container_that_runs_in_a_replay_is_shielded_beside_the_one_that_triggered_it() {
+        let shape: Shape<'_> = &[
+            ("i", Init, RUNS),
+            ("j", Init, Was::Exited(42)),
+            ("a", Regular, Was::Absent),
+        ];
+        let mut later = draft(Some(RestartPolicy::Never), shape, "j", 42);
+        later.replayed_inits = true;
+        let plan = later.settled();
+        assert_eq!(shields(&plan), [("i", 2), ("j", 2), ("a", 0)]);
     }
 
     #[test]

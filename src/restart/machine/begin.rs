@@ -50,6 +50,8 @@ impl Machine {
 
     /// What shielded the very attempts that this restart is about goes on doing so.
     fn take_over(&mut self, before: &Self) {
+        self.exits_told_until = before.exits_told_until;
+        self.making = before.making;
         for (name, id) in before.leftovers() {
             // One that is older than the attempt that runs shields nothing.
             let old = self.get(&name).and_then(|it| it.member.old_id());
@@ -86,6 +88,7 @@ impl Machine {
         let mut machine = Self::new(plan, phase, progress, deadline);
         machine.start_at = (now < start_at).then_some(start_at);
         machine.begun = machine.kubelet_has_begun(found);
+        machine.exits_told_until = Some(now + RELIST_INTERVAL);
         if phase == Phase::Down {
             machine.ending = machine.twins(found);
         }
@@ -144,6 +147,8 @@ impl Machine {
             queue: None,
             deadline,
             unseen_until: None,
+            exits_told_until: None,
+            making: Duration::ZERO,
             last_moment: false,
             shields_recorded: false,
             begun: false,

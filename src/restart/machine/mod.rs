@@ -26,7 +26,7 @@ mod terms;
 mod undo;
 
 use std::collections::BTreeSet;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::plan::Plan;
 use super::times::time_of_recording;
@@ -54,6 +54,11 @@ pub(crate) struct Machine {
     deadline: Instant,
     /// Before that, the kubelet may not have seen any of the containers run.
     unseen_until: Option<Instant>,
+    /// Before that, a relist may be under way that was told of an exit before it was removed, and is not told of what shields
+    /// it if that is removed too.
+    exits_told_until: Option<Instant>,
+    /// What it took to make a placeholder, at the longest.
+    making: Duration,
     /// It waits for the guard's shields, and for nothing else.
     last_moment: bool,
     /// The guard's creation was refused after the release: the kubelet has recorded the shields.
@@ -119,6 +124,7 @@ impl Machine {
         let next = next.chain(self.replay_until()).chain(self.seen_from());
         let next = next.chain(self.undo_until()).chain(self.trusted_from());
         let next = next.chain(self.ends_by).chain(self.unshields_from());
+        let next = next.chain(self.unshielded_from());
         (self.phase != Phase::Over).then(|| next.fold(self.deadline, Instant::min))
     }
 

@@ -94,6 +94,13 @@ impl Machine {
     }
 
     pub(super) fn gone(&mut self, id: &ContainerId, now: Instant) {
+        let mut progress = self.progress.iter();
+        let hidden =
+            |it: &Progress| !it.placeholders.is_empty() && it.attempts().any(|of| of == id);
+        if progress.any(hidden) {
+            let relist = now + time_of_relist(self.making);
+            self.exits_told_until = self.exits_told_until.max(Some(relist));
+        }
         if let Some(it) = self.of_old_mut(id) {
             it.old = OldState::Gone;
         }
@@ -149,6 +156,7 @@ impl Machine {
         } else {
             time_of_recording(took)
         };
+        self.making = self.making.max(took);
         let wanted = self.wants_shield(name);
         self.comes_no_more(name);
         if *name == WAKER.into() && wanted {
@@ -270,6 +278,12 @@ impl Machine {
                 self.effects.extend(removals);
             }
         }
+    }
+
+    /// When what shielded containers that were removed can go.
+    pub(super) fn unshielded_from(&self) -> Option<Instant> {
+        let goes = self.phase == Phase::Clear || self.is_removing_undone();
+        self.exits_told_until.filter(|_| goes)
     }
 
     /// When what shields containers that have started can go.

@@ -22,6 +22,7 @@ impl Machine {
         self.unshield(now);
         self.start_at.take_if(|at| now >= *at);
         self.unseen_until.take_if(|until| late || now >= *until);
+        self.exits_told_until.take_if(|until| now >= *until);
         if !self.is_queued() && self.step_undo(now) {
             return true;
         }
@@ -54,6 +55,9 @@ impl Machine {
             }
             Phase::Clear if late || self.cleared() => {
                 if self.plan.way == Way::Cleared && !self.placeholders_going && !late {
+                    if self.unshielded_from().is_some() {
+                        return false;
+                    }
                     self.placeholders_going = true;
                     self.remove_placeholders();
                 } else {

@@ -110,8 +110,7 @@ impl World {
         self.take(effects);
         if shields {
             // No relist can have missed it any more.
-            self.now += time_of_relist(MADE);
-            self.handle(Event::Tick);
+            self.tick_after_relist();
         }
     }
 
@@ -121,15 +120,23 @@ impl World {
 
     /// Answers everything that is under way.
     pub(super) fn settle(&mut self) {
-        while let Some(event) = self.pending.pop_front() {
-            self.handle(event);
+        loop {
+            match self.pending.pop_front() {
+                Some(event) => self.handle(event),
+                None if self.machine.unshielded_from().is_some() => self.tick_after_relist(),
+                None => break,
+            }
         }
+    }
+
+    fn tick_after_relist(&mut self) {
+        self.now += time_of_relist(MADE);
+        self.handle(Event::Tick);
     }
 
     /// Until no relist can have missed what has happened so far.
     pub(super) fn relist(&mut self) {
-        self.now += time_of_relist(MADE);
-        self.handle(Event::Tick);
+        self.tick_after_relist();
         self.settle();
     }
 
@@ -905,6 +912,8 @@ fn a_successor_goes_on_removing() {
     let expected = [Effect::Announce(false), Effect::Remove("b-0".into())];
     assert_eq!(effects, expected);
     let effects = machine.handle(Instant::now(), Event::Gone("b-0".into()));
+    assert_eq!(effects, []);
+    let effects = machine.handle(machine.deadline().unwrap(), Event::Tick);
     assert_eq!(effects, [Effect::Remove("p1".into())]);
     machine.handle(Instant::now(), Event::Gone("p1".into()));
     assert_eq!(machine.phase(), Phase::Up);

@@ -94,6 +94,11 @@ impl Machine {
         removes && self.is_undone(it)
     }
 
+    /// Whether what shielded those attempts is to follow them.
+    pub(super) fn is_removing_undone(&self) -> bool {
+        self.undo.stage == Stage::Removing
+    }
+
     /// Whether its attempts are gone, and nothing of it is to be hidden.
     pub(super) fn needs_no_shield(&self, it: &Progress) -> bool {
         let removed = matches!(self.undo.stage, Stage::Unshielding | Stage::Over);
@@ -114,13 +119,14 @@ impl Machine {
             return true;
         }
         let mut undone = self.progress.iter().filter(|it| self.is_undone(it));
+        let told = self.unshielded_from().is_none();
         match self.undo.stage {
             Stage::Shielding if undone.all(|it| !it.lacks_shield()) => {
                 self.undo.stage = Stage::Removing;
                 self.release(Self::is_undone);
                 self.remove_olds(Self::is_undone);
             }
-            Stage::Removing if undone.all(Progress::is_gone) => {
+            Stage::Removing if undone.all(Progress::is_gone) && told => {
                 self.undo.stage = Stage::Unshielding;
                 let undone = self.progress.iter().filter(|it| self.is_undone(it));
                 let shields = undone.flat_map(|it| it.placeholders.keys().cloned());

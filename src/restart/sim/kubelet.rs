@@ -60,6 +60,8 @@ pub(super) struct Kubelet {
     listed: Vec<Seen>,
     /// What it was told when it asked for states. The newest of a name come first.
     view: Vec<Seen>,
+    /// What it has been told so far by the relist under way.
+    view_to_be: Vec<Seen>,
     view_at: Ms,
     /// When the relist under way began.
     relist_at: Ms,
@@ -333,18 +335,27 @@ impl World {
     }
 
     pub(super) fn list_pod(&mut self, wakes: bool) {
-        let ids = self.runtime.containers.keys().cloned().collect();
-        let asking = self.upto(self.case.inspecting);
-        self.after(asking, Job::Inspect(ids, wakes));
+        let mut ids: Vec<ContainerId> = self.runtime.containers.keys().cloned().collect();
+        let first = self.upto(ids.len().saturating_sub(1) as u64);
+        ids.rotate_left(usize::try_from(first).unwrap());
+        self.kubelet.view_to_be.clear();
+        let each = self.case.inspecting / (ids.len() as u64).max(1);
+        self.inspect(ids, each, wakes);
     }
 
-    /// What is gone by now it leaves out.
-    pub(super) fn inspect(&mut self, ids: &[ContainerId], wakes: bool) {
-        let mut view = self.all_seen();
-        view.retain(|seen| ids.contains(&seen.id));
-        self.kubelet.view = view;
-        self.kubelet.wanted |= wakes;
-        self.end_relist();
+    /// One after the other; what is gone by then it leaves out.
+    pub(super) fn inspect(&mut self, mut ids: Vec<ContainerId>, each: Ms, wakes: bool) {
+        let Some(id) = ids.pop() else {
+            let mut view = std::mem::take(&mut self.kubelet.view_to_be);
+            view.sort_by_key(|seen| -seen.created_at);
+            self.kubelet.view = view;
+            self.kubelet.wanted |= wakes;
+            return self.end_relist();
+        };
+        let seen = self.all_seen().into_iter().find(|seen| seen.id == id);
+        self.kubelet.view_to_be.extend(seen);
+        let asking = self.upto(each);
+        self.after(asking, Job::Inspect(ids, each, wakes));
     }
 
     fn end_relist(&mut self) {

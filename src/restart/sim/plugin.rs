@@ -598,7 +598,7 @@ impl World {
 
     pub(super) fn sweep(&mut self, id: ContainerId) {
         if self.plugin.as_mut().unwrap().sweeping.insert(id.clone()) {
-            let removing = self.upto(50);
+            let removing = self.upto(2000);
             self.call(removing, Call::Remove(id));
         }
     }

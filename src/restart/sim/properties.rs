@@ -194,6 +194,12 @@ impl World {
         self.demand(!halved, || {
             "no pod goes on with some of its containers".into()
         });
+        // It says nothing of a pod in which one runs again that had completed.
+        let own = self.case.own_exit.map(|(_, _, code)| code);
+        let mut codes = self.case.completed.into_iter().chain(own);
+        let completed = codes.any(|code| !self.case.restarts_after(code));
+        let unsaid = self.kubelet.stale && !completed && self.over.is_none() && !self.excused;
+        self.demand(!unsaid, || "the kubelet says what it sees".into());
         if self.over.is_none() && self.plain {
             // What the kubelet was creating by then may make it begin anew.
             let ids: BTreeSet<_> = self.decisions.iter().map(|plan| &plan.id.0).collect();
