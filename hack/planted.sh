@@ -5,8 +5,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly TREE=${REPRISE_CACHE:-$HOME/.cache/reprise}/planted
-# What it depends on has been built.
-export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}
+# Not that of this tree: its tests would then be taken for up to date with a bug in them.
+export CARGO_TARGET_DIR=$TREE/target
 
 usage() {
     cat <<END
