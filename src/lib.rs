@@ -16,6 +16,7 @@ pub mod node;
 pub mod nri;
 pub mod policy;
 pub mod report;
+pub mod reset;
 pub mod restart;
 pub mod supervisor;
 pub(crate) mod text;

@@ -3,7 +3,7 @@
 //! The pod's status says nothing of it until all containers are dead (`mergePodStatus`,
 //! `pkg/kubelet/status/status_manager.go`). But before the kubelet stops a container, it publishes an event
 //! (`killContainer`, `pkg/kubelet/kuberuntime/kuberuntime_container.go`), of all containers of a pod at once if it ends the
-//! pod; and with a reason in it if it ends a container only to start it again.
+//! pod; and with a reason in it if it ends a container only to start it again: because a probe has failed, for one.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use kube::api::ListParams;
 use kube::{Api, Client, Error};
 use tokio::time::{Duration, timeout};
 
-use crate::ids::{PodKey, PodUid};
+use crate::ids::{ContainerName, PodKey, PodUid};
 
 /// How long the API server may take over it.
 const LIMIT: Duration = Duration::from_secs(2);
@@ -23,6 +23,9 @@ const LIMIT: Duration = Duration::from_secs(2);
 const REASON: &str = "Killing";
 /// How its message begins if it gives no reason.
 const STOPPING: &str = "Stopping container ";
+/// How it ends if the container is to start again (`computePodActions`, `kuberuntime_manager.go`): a probe has failed, or its
+/// definition has changed.
+const AGAIN: &str = ", will be restarted";
 
 /// Asks the API server.
 #[derive(Clone)]
@@ -45,19 +48,43 @@ impl Endings {
     /// the question: what it stopped before, it has started again. `uid`: the one that the kubelet knows the pod by. What
     /// nobody can tell is not so.
     pub async fn has_begun(&self, pod: &PodKey, uid: &PodUid, since: Timestamp) -> bool {
+        let events = self.list(pod, uid).await.unwrap_or_default();
+        events.iter().any(|event| ends(event, since))
+    }
+
+    /// The events of that reason on the pod; `None`: nobody can tell.
+    async fn list(&self, pod: &PodKey, uid: &PodUid) -> Option<Vec<Event>> {
         let api = Api::<Event>::namespaced(self.client.clone(), &pod.namespace);
         let of_pod = format!("involvedObject.uid={uid},reason={REASON}");
         match timeout(LIMIT, api.list(&ListParams::default().fields(&of_pod))).await {
-            Ok(Ok(events)) => events.items.iter().any(|event| ends(event, since)),
+            Ok(Ok(events)) => Some(events.items),
             Ok(Err(error)) => {
                 self.tell(pod, &error);
-                false
+                None
             }
             Err(_) => {
                 tracing::debug!(%pod, "the API server does not tell whether the kubelet is ending a pod");
-                false
+                None
             }
         }
+    }
+
+    /// The containers of that pod that the kubelet has ended to start them again, with when it did so last, in seconds since
+    /// the epoch. `None`: nobody can tell.
+    pub(crate) async fn restarted(
+        &self,
+        pod: &PodKey,
+        uid: &PodUid,
+    ) -> Option<Vec<(ContainerName, i64)>> {
+        let events = self.list(pod, uid).await?;
+        let restarted = events.iter().filter_map(|event| {
+            event.message.as_ref()?.strip_suffix(AGAIN)?;
+            // `spec.containers{name}` (`GenerateContainerRef`, `pkg/kubelet/container/ref.go`).
+            let place = event.involved_object.field_path.as_deref()?;
+            let name = place.split_once('{')?.1.strip_suffix('}')?;
+            Some((ContainerName::from(name), last(event)?.as_second()))
+        });
+        Some(restarted.collect())
     }
 
     /// Says once what is the same for every pod.
@@ -85,12 +112,16 @@ fn ends(event: &Event, since: Timestamp) -> bool {
 /// Events tell seconds; one that was published once has the nanosecond in its name (`GenerateEventName`,
 /// client-go v0.36, `tools/record/util`).
 fn is_after(event: &Event, since: Timestamp) -> bool {
-    let last = event.last_timestamp.as_ref().map(|at| at.0);
-    let Some(last) = last.or(event.event_time.as_ref().map(|at| at.0)) else {
+    let Some(last) = last(event) else {
         return false;
     };
     let named = named_time(event).filter(|at| at.as_second() == last.as_second());
     named.map_or(last.as_second() > since.as_second(), |at| at > since)
+}
+
+fn last(event: &Event) -> Option<Timestamp> {
+    let last = event.last_timestamp.as_ref().map(|at| at.0);
+    last.or(event.event_time.as_ref().map(|at| at.0))
 }
 
 fn named_time(event: &Event) -> Option<Timestamp> {
@@ -161,6 +192,41 @@ mod tests {
                 "{uri}"
             );
         }
+    }
+
+    async fn restarted(status: StatusCode, answer: Value) -> Option<Vec<(ContainerName, i64)>> {
+        let (service, mut server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        let endings = Endings::new(Client::new(service, "default"));
+        let pod = PodKey {
+            namespace: "n".to_owned(),
+            name: "p".to_owned(),
+        };
+        let asked = tokio::spawn(async move { endings.restarted(&pod, &"u".into()).await });
+        let (_, send) = server.next_request().await.unwrap();
+        let body = Body::from(answer.to_string().into_bytes());
+        send.send_response(Response::builder().status(status).body(body).unwrap());
+        asked.await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn containers_that_the_kubelet_restarts_are_told_from_those_that_it_stops() {
+        let at = "1970-01-01T00:01:40Z";
+        let mut events = [
+            event("p.1", "Stopping container a", at),
+            event(
+                "p.2",
+                "Container a failed liveness probe, will be restarted",
+                at,
+            ),
+        ];
+        for event in &mut events {
+            event["involvedObject"]["fieldPath"] = json!("spec.containers{a}");
+        }
+        let list = json!({"metadata": {}, "items": events});
+        let found = restarted(StatusCode::OK, list).await;
+        assert_eq!(found, Some(vec![("a".into(), 100)]));
+        let denial = json!({"status": "Failure", "code": 403, "message": "no"});
+        assert_eq!(restarted(StatusCode::FORBIDDEN, denial).await, None);
     }
 
     #[tokio::test]

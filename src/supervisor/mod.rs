@@ -25,6 +25,7 @@ use crate::kube::{
 };
 use crate::nri::{Launched, NriError, Stub};
 use crate::report::Reporter;
+use crate::reset::{self, Resets};
 use crate::restart::driver::{Readers, Starts, Tools};
 use crate::restart::pod::Shared;
 use crate::restart::record::{Record, Records, RecordsError};
@@ -154,7 +155,7 @@ async fn work(
         cri,
         containerd: containerd.clone(),
         records: records.clone(),
-        reporter: Reporter::new(events, conditions),
+        reporter: Reporter::new(events.clone(), conditions),
         endings: client.clone().map(Endings::new),
         static_pods: StaticPods::new(&config.static_pod_path, node),
         readers: Readers::default(),
@@ -168,9 +169,19 @@ async fn work(
         }),
     });
     let missed = Arc::new(Notify::new());
-    let registry = match client {
-        Some(client) => {
-            let (pods, changes) = Pods::watch(client.clone(), node);
+    let registry = match client.zip(events) {
+        Some((client, events)) => {
+            let (beside, news) = reset::news(config.hard_reset.clone());
+            let (pods, changes) = Pods::watch(client.clone(), node, beside);
+            let resets = Resets::new(
+                client.clone(),
+                tools.cri.clone(),
+                events,
+                config.hard_reset.clone(),
+                node,
+                &config.state_dir,
+            );
+            tokio::spawn(Arc::new(resets).run(news));
             let registry = Arc::new(Registry::new(tools, pods, pasts));
             let features = kube::watch_features(client, node);
             tokio::spawn(follow_pods(
