@@ -43,6 +43,8 @@ pub(crate) struct Node {
     dir: PathBuf,
     /// containerd's own client.
     ctr: PathBuf,
+    kubectl: PathBuf,
+    kubeconfig: PathBuf,
     client: Client,
     /// Of the kubelet's version: 37 of 1.37.2.
     kubelet_minor: u32,
@@ -82,6 +84,8 @@ impl Node {
             image: get("BUSYBOX_IMAGE")?,
             dir,
             ctr: get("CTR")?.into(),
+            kubectl: get("KUBECTL")?.into(),
+            kubeconfig,
             plugin_kubeconfig: get("PLUGIN_KUBECONFIG")?.into(),
             client,
         })
@@ -169,6 +173,39 @@ impl Node {
     /// What the kubelet keeps of a pod.
     fn pod_dir(&self, pod_uid: &str) -> PathBuf {
         self.dir.join("kubelet/pods").join(pod_uid)
+    }
+
+    /// Makes what a file of the repository describes.
+    pub(crate) async fn apply(&self, file: &str) -> Result<()> {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+        let mut command = Command::new(&self.kubectl);
+        command.arg("--kubeconfig").arg(&self.kubeconfig);
+        command.arg("apply").arg("--filename").arg(file);
+        succeeds(command).await
+    }
+
+    /// Whatever kind it is of, in its namespace.
+    pub(crate) fn objects_in<K>(&self, namespace: &str) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    /// The same for what is in none.
+    pub(crate) fn objects_of_cluster<K>(&self) -> Api<K>
+    where
+        K: Resource<DynamicType = ()>,
+    {
+        Api::all(self.client.clone())
+    }
+
+    /// What speaks to the API server with the plugin's rights.
+    pub(crate) async fn client_of_plugin(&self) -> Result<Client> {
+        let kubeconfig = Kubeconfig::read_from(&self.plugin_kubeconfig)?;
+        let options = KubeConfigOptions::default();
+        let config = Config::from_custom_kubeconfig(kubeconfig, &options).await?;
+        Ok(Client::try_from(config)?)
     }
 
     /// The pods' image under another name.

@@ -76,6 +76,8 @@ pub(crate) struct Sockets {
     pub(crate) kubeconfig: Option<PathBuf>,
     /// `None`: the plugin itself.
     pub(crate) hook: Option<PathBuf>,
+    /// What else it is told.
+    pub(crate) config: Option<PathBuf>,
 }
 
 impl Sockets {
@@ -85,6 +87,7 @@ impl Sockets {
             nri: node.nri_socket.clone(),
             kubeconfig: Some(node.plugin_kubeconfig.clone()),
             hook: None,
+            config: None,
         }
     }
 }
@@ -223,6 +226,9 @@ impl Plugin {
             .args(["--start", "Auto"])
             // What it removes is told apart from what the kubelet does.
             .args(["--log-level", "debug"]);
+        if let Some(config) = &sockets.config {
+            command.arg("--config").arg(config);
+        }
         if let Some(kubeconfig) = &sockets.kubeconfig {
             command.arg("--kubeconfig").arg(kubeconfig);
         }

@@ -14,6 +14,7 @@ mod devices;
 mod disks;
 mod endings;
 mod ephemeral;
+mod hard_reset;
 mod hooks;
 mod inits;
 mod jobs;
@@ -87,6 +88,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         hooks::scenarios(),
         many_containers::scenarios(),
         jobs::scenarios(),
+        hard_reset::scenarios(),
         trouble::scenarios(),
         late::scenarios(),
         launched::scenarios(),
