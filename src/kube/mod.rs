@@ -14,6 +14,7 @@ mod start_duties;
 mod static_pods;
 
 pub use conditions::{Condition, Conditions};
+pub(crate) use connect::connect_once;
 pub use connect::{KubeError, connect};
 pub use endings::Endings;
 pub use events::{EventKind, Events};

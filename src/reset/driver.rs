@@ -293,8 +293,8 @@ impl Resets {
     /// The last lines of what has ended. What cannot be read is left out.
     async fn logs(&self, pod: &Pod, task: &Task) -> BTreeMap<String, Vec<String>> {
         let mut logs = BTreeMap::new();
-        for (name, id) in evidence::attempts(pod, task.container.as_str()) {
-            if let Some(lines) = self.log(&id).await {
+        for (name, ids) in evidence::attempts(pod, task.container.as_str()) {
+            if let Some(lines) = self.log(&ids).await {
                 logs.insert(name, lines);
             } else {
                 tracing::debug!(pod = %task.pod, container = name, "its log cannot be read");
@@ -303,11 +303,17 @@ impl Resets {
         logs
     }
 
-    async fn log(&self, id: &ContainerId) -> Option<Vec<String>> {
-        let status = self.cri.container_status(id).await.ok()?;
-        let path = status.log_path?;
-        let read = spawn_blocking(move || evidence::tail(Path::new(&path)));
-        read.await.ok()?.ok()
+    /// Of the first of these containers that there is.
+    async fn log(&self, ids: &[ContainerId]) -> Option<Vec<String>> {
+        for id in ids {
+            let Ok(status) = self.cri.container_status(id).await else {
+                continue;
+            };
+            let path = status.log_path?;
+            let read = spawn_blocking(move || evidence::tail(Path::new(&path)));
+            return read.await.ok()?.ok();
+        }
+        None
     }
 
     async fn strike(&self, prepared: Prepared) -> Outcome {

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -98,19 +98,19 @@ impl Evidence {
     }
 }
 
-/// Containers whose last attempts may have said why they ended, and the runtime's names for those. The one that matters most
-/// comes first.
-pub(super) fn attempts(pod: &Pod, first: &str) -> Vec<(String, ContainerId)> {
-    let mut found: Vec<_> = statuses(pod)
-        .filter_map(|status| {
-            let states = [status.state.as_ref(), status.last_state.as_ref()];
-            let mut exits = states.into_iter().flatten();
-            let exit = exits.find_map(|state| state.terminated.as_ref())?;
+/// Containers whose last attempts may have said why they ended, and the runtime's names for those, newest first: one of them
+/// may be gone by now. The container that matters most comes first.
+pub(super) fn attempts(pod: &Pod, first: &str) -> Vec<(String, Vec<ContainerId>)> {
+    let ended = |status: &ContainerStatus| {
+        let ids = exits(status).filter_map(|exit| {
             // Written as `<runtime>://<id>`.
             let (_, id) = exit.container_id.as_deref()?.split_once("://")?;
-            Some((status.name.clone(), id.into()))
-        })
-        .collect();
+            Some(id.into())
+        });
+        (status.name.clone(), ids.collect::<Vec<_>>())
+    };
+    let mut found: Vec<_> = statuses(pod).map(ended).collect();
+    found.retain(|(_, ids)| !ids.is_empty());
     found.sort_by_key(|(name, _)| name != first);
     found.truncate(LOGS);
     found
@@ -124,10 +124,15 @@ fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
     })
 }
 
+/// Newest first.
+fn exits(status: &ContainerStatus) -> impl Iterator<Item = &ContainerStateTerminated> {
+    let states = [status.state.as_ref(), status.last_state.as_ref()];
+    let states = states.into_iter().flatten();
+    states.filter_map(|state| state.terminated.as_ref())
+}
+
 fn last_exit(status: &ContainerStatus) -> Option<String> {
-    let ends = [status.state.as_ref(), status.last_state.as_ref()];
-    let mut exits = ends.into_iter().flatten();
-    let exit = exits.find_map(|state| state.terminated.as_ref())?;
+    let exit = exits(status).next()?;
     let reason = exit.reason.as_deref().unwrap_or("no reason");
     Some(format!(
         ", last with exit code {} ({reason})",
@@ -195,7 +200,10 @@ mod tests {
                 status("c", exit("containerd://3")),
             ]}}))
             .unwrap();
-        let expected = [("c".to_owned(), "3".into()), ("a".to_owned(), "1".into())];
+        let expected = [
+            ("c".to_owned(), vec!["3".into()]),
+            ("a".to_owned(), vec!["1".into()]),
+        ];
         assert_eq!(attempts(&pod, "c"), expected);
     }
 }

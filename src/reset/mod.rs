@@ -19,4 +19,5 @@ mod voice;
 pub(crate) use driver::{Resets, news};
 pub use ledger::{Claim, Hindrance, Verdict};
 pub use reservation::{ReservationError, Reservations};
+pub(crate) use sighting::News;
 pub use terms::{Method, Terms};

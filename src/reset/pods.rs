@@ -21,7 +21,10 @@ use crate::policy::FailureAction;
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_mins(5);
 /// After a pod has changed in the middle of it.
-const SOON: Duration = Duration::from_secs(1);
+const SOON: Duration = Duration::from_secs(3);
+/// Who has waited for longest goes first, though another one's pause may end so much sooner: the API server tells whole
+/// seconds. Less than any pause, so that nobody holds up the others by trying again and again.
+const SLACK: Duration = Duration::from_secs(2);
 /// Where nothing changes but by somebody's doing.
 const SELDOM: Duration = Duration::from_mins(10);
 
@@ -148,6 +151,17 @@ impl Notice {
     }
 }
 
+/// A pod that waits to be reset; the first in order is the one that has waited for longest.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Next<'p> {
+    /// Since when it is due.
+    from: u64,
+    uid: &'p PodUid,
+    by_default: bool,
+    /// When it may be tried.
+    at: u64,
+}
+
 /// What is wanted for a pod.
 enum Wish {
     Leave,
@@ -228,8 +242,9 @@ impl Pods {
     pub(super) fn poll(&mut self, now: &Moment) -> Vec<Deed> {
         let mut deeds = Vec::new();
         while self.busy.is_none()
-            && let Some((uid, by_default)) = self.next_due(now)
+            && let Some(next) = self.next(now).filter(|next| next.at <= now.up_ms)
         {
+            let (uid, by_default) = (next.uid.clone(), next.by_default);
             let Some(look) = self.looks.get(&uid) else {
                 break;
             };
@@ -256,11 +271,7 @@ impl Pods {
         if self.busy.is_some() {
             return None;
         }
-        let due = self.looks.iter().filter_map(|(uid, look)| {
-            let (_, from) = self.due_from(uid, look, now)?;
-            Some(from.max(look.next_up_ms))
-        });
-        due.min()
+        self.next(now).map(|next| next.at)
     }
 
     /// What is remembered, to be written down.
@@ -377,14 +388,22 @@ impl Pods {
         own.unwrap_or(self.terms.max_restarts_on_node)
     }
 
-    fn next_due(&self, now: &Moment) -> Option<(PodUid, bool)> {
-        let due = self.looks.iter().filter_map(|(uid, look)| {
+    /// Whose turn it is, and when.
+    fn next(&self, now: &Moment) -> Option<Next<'_>> {
+        let waiting = self.looks.iter().filter_map(|(uid, look)| {
             let (by_default, from) = self.due_from(uid, look, now)?;
-            let from = from.max(look.next_up_ms);
-            (from <= now.up_ms).then_some((from, uid, by_default))
+            Some(Next {
+                from,
+                uid,
+                by_default,
+                at: from.max(look.next_up_ms),
+            })
         });
-        let (_, uid, by_default) = due.min()?;
-        Some((uid.clone(), by_default))
+        let mut waiting: Vec<Next<'_>> = waiting.collect();
+        let soonest = waiting.iter().map(|next| next.at).min()?;
+        let latest = soonest.max(now.up_ms).saturating_add(ms(SLACK));
+        waiting.retain(|next| next.at <= latest);
+        waiting.into_iter().min()
     }
 
     fn task(&self, uid: &PodUid, by_default: bool, now: &Moment) -> Option<Task> {

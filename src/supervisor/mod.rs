@@ -173,15 +173,7 @@ async fn work(
         Some((client, events)) => {
             let (beside, news) = reset::news(config.hard_reset.clone());
             let (pods, changes) = Pods::watch(client.clone(), node, beside);
-            let resets = Resets::new(
-                client.clone(),
-                tools.cri.clone(),
-                events,
-                config.hard_reset.clone(),
-                node,
-                &config.state_dir,
-            );
-            tokio::spawn(Arc::new(resets).run(news));
+            begin_resets(config, tools.cri.clone(), events, news).await?;
             let registry = Arc::new(Registry::new(tools, pods, pasts));
             let features = kube::watch_features(client, node);
             tokio::spawn(follow_pods(
@@ -216,6 +208,22 @@ async fn work(
         missed.notified().await;
         relist(&registry, Vec::new()).await;
     }
+}
+
+/// Looks after pods that crash for ever, from now on.
+async fn begin_resets(
+    config: &Config,
+    cri: cri::Client,
+    events: Events,
+    news: mpsc::UnboundedReceiver<reset::News>,
+) -> Result<(), KubeError> {
+    let Some(client) = kube::connect_once(config.kubeconfig.as_deref()).await? else {
+        return Ok(());
+    };
+    let (terms, node) = (config.hard_reset.clone(), &config.node_name);
+    let resets = Resets::new(client, cri, events, terms, node, &config.state_dir);
+    tokio::spawn(Arc::new(resets).run(news));
+    Ok(())
 }
 
 /// The first socket that exists. A runtime that launches plugins does so before it listens.

@@ -332,6 +332,28 @@ fn what_is_deferred_is_done_later_and_said_once() {
 }
 
 #[test]
+fn who_has_waited_for_longest_goes_first_and_nobody_waits_for_one_that_is_refused() {
+    let mut node = Node::new(Terms::default());
+    node.crash("old", 8);
+    node.pass(1);
+    node.crash("new", 8);
+    node.pass(10);
+    assert_eq!(node.prepares().as_deref(), Some("old"));
+    let wait = |seconds| Outcome::Wait(Duration::from_secs(seconds), Hindrance::Cooldown);
+    node.outcome("old", wait(24));
+    assert_eq!(node.prepares().as_deref(), Some("new"));
+    // Half a second later it is told the next whole second.
+    node.clock.pass(Duration::from_millis(500));
+    node.outcome("new", wait(23));
+    node.clock.pass(Duration::from_millis(23_200));
+    assert_eq!(node.prepares(), None);
+    node.clock.pass(Duration::from_millis(300));
+    assert_eq!(node.prepares().as_deref(), Some("old"));
+    node.outcome("old", Outcome::Changed);
+    assert_eq!(node.prepares().as_deref(), Some("new"));
+}
+
+#[test]
 fn what_is_refused_is_tried_again_ever_more_seldom() {
     let mut node = Node::new(Terms::default());
     node.crash("p", 8);

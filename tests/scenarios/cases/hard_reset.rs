@@ -257,7 +257,7 @@ async fn deployments_pods_that_crash_for_ever_are_replaced_one_after_another(
         for needle in [
             "evicting pod default/",
             "so that Deployment",
-            "container trainer ended 8 times",
+            "container trainer ended ",
             "exit code 1 (Error)",
             "no lock on /data",
         ] {
