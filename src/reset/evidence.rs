@@ -126,9 +126,9 @@ fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
 
 /// Newest first.
 fn exits(status: &ContainerStatus) -> impl Iterator<Item = &ContainerStateTerminated> {
-    let states = [status.state.as_ref(), status.last_state.as_ref()];
-    let states = states.into_iter().flatten();
-    states.filter_map(|state| state.terminated.as_ref())
+    let both = [status.state.as_ref(), status.last_state.as_ref()];
+    let both = both.into_iter().flatten();
+    both.filter_map(|it| it.terminated.as_ref())
 }
 
 fn last_exit(status: &ContainerStatus) -> Option<String> {

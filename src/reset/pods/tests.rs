@@ -219,12 +219,12 @@ fn a_pod_says_itself_how_often_is_too_often_or_that_it_stays() {
         ..Terms::default()
     });
     for exits in 0..=20 {
-        let none = FailurePolicy {
+        let stays = FailurePolicy {
             action: FailureAction::None,
             max_restarts: None,
         };
         node.see(Sighting {
-            policy: Ok(Some(none)),
+            policy: Ok(Some(stays)),
             ..pod("p", exits)
         });
     }

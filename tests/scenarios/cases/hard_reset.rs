@@ -84,7 +84,11 @@ async fn with(
 ) -> Result<()> {
     stage.node.apply(RIGHTS).await?;
     clear_ledger(stage).await?;
-    let mut told = json!({"notReadySeconds": 3, "cooldownSeconds": COOLDOWN.as_secs()});
+    // What was reset in scenarios before counts as well.
+    let mut told = json!({
+        "notReadySeconds": 3, "cooldownSeconds": COOLDOWN.as_secs(),
+        "maxResetsPerHour": 1000, "maxResetsPerHourOnNode": 1000,
+    });
     for (key, value) in terms.as_object().into_iter().flatten() {
         told[key] = value.clone();
     }
@@ -117,7 +121,15 @@ struct Live {
 
 impl Live {
     async fn of(stage: &Stage, replicas: u32, shape: &Shape) -> Result<Self> {
+        // Of a long one, its pods' names have the beginning only.
         let name = stage.name();
+        let mut ends = name.rsplit('-');
+        let (number, process) = (ends.next(), ends.next());
+        let name = format!(
+            "crash-{}-{}",
+            process.unwrap_or_default(),
+            number.unwrap_or_default()
+        );
         let selection = watcher::Config::default().labels(&format!("app={name}"));
         let history = History::start(stage.node.pods(), selection);
         stage
