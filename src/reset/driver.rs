@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -42,6 +43,8 @@ pub(crate) struct Resets {
     store: Store,
     voice: Voice,
     clock: Clock,
+    /// What was written last could be.
+    disk_is_well: AtomicBool,
 }
 
 /// The API server, in all ways that it is needed.
@@ -102,6 +105,7 @@ impl Resets {
             store: Store::new(state_dir),
             voice: Voice::new(events),
             clock: Clock::default(),
+            disk_is_well: AtomicBool::new(true),
         }
     }
 
@@ -222,14 +226,18 @@ impl Resets {
     async fn save(&self, pods: &Pods) -> bool {
         let (store, memory) = (self.store.clone(), pods.memory().clone());
         let saved = spawn_blocking(move || store.save(&memory)).await;
-        match saved {
-            Ok(Ok(())) => true,
-            Ok(Err(error)) => {
-                tracing::warn!(%error, "how often pods have crashed cannot be written down: no pod is reset meanwhile");
-                false
+        let saved = saved.unwrap_or_else(|error| Err(error.into()));
+        let was_well = self.disk_is_well.swap(saved.is_ok(), Ordering::Relaxed);
+        match &saved {
+            Ok(()) if !was_well => {
+                tracing::info!("how often pods have crashed can be written down again");
             }
-            Err(_) => false,
+            Err(error) if was_well => {
+                tracing::warn!(%error, "how often pods have crashed cannot be written down: no pod is reset meanwhile");
+            }
+            Ok(()) | Err(_) => {}
         }
+        saved.is_ok()
     }
 
     async fn clear(&self) {

@@ -95,7 +95,10 @@ impl Voice {
                 return;
             }
         };
-        tracing::warn!(%pod, reason, "{message}");
+        match kind {
+            EventKind::Normal => tracing::info!(%pod, reason, "{message}"),
+            EventKind::Warning => tracing::warn!(%pod, reason, "{message}"),
+        }
         self.events.publish(pod, uid, kind, reason, &message);
     }
 }
