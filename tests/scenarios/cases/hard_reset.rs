@@ -52,7 +52,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         plain_deletion_heeds_no_budget_where_that_is_configured_and_allowed,
         two_plugins_keep_one_cooldown,
         two_hundred_races_for_a_reset_have_one_winner_each,
-        budget_of_disruption_forbids_a_reset_until_it_is_gone,
+        budget_of_disruption_forbids_a_reset_until_it_allows_it,
         pod_that_was_ready_is_not_reset,
         restarts_by_a_probe_do_not_count,
         pod_without_a_controller_stays_and_is_told_so,
@@ -429,7 +429,7 @@ async fn forbid_disruption(stage: &Stage, app: &str) -> Result<String> {
     Ok(name)
 }
 
-async fn budget_of_disruption_forbids_a_reset_until_it_is_gone(stage: Stage) -> Result<()> {
+async fn budget_of_disruption_forbids_a_reset_until_it_allows_it(stage: Stage) -> Result<()> {
     with(&stage, json!({"maxRestartsOnNode": 2}), async |stage| {
         let live = Live::of(stage, 1, &crashing()).await?;
         let name = forbid_disruption(stage, &live.name).await?;
@@ -441,12 +441,14 @@ async fn budget_of_disruption_forbids_a_reset_until_it_is_gone(stage: Stage) -> 
         live.until_restarted(6, CRASHES).await?;
         live.must_stay()?;
         let budgets = stage.node.objects::<PodDisruptionBudget>();
-        let allowed = json!({"spec": {"maxUnavailable": 1}});
+        // To allow one more that is unavailable is not enough: none of them is available.
+        let allowed = json!({"spec": {"unhealthyPodEvictionPolicy": "AlwaysAllow"}});
         let params = PatchParams::default();
         budgets
             .patch(&name, &params, &Patch::Merge(allowed))
             .await?;
-        live.until_gone(1, PATIENCE).await?;
+        // By then it may be tried once in 80 s.
+        live.until_gone(1, CRASHES).await?;
         Ok(())
     })
     .await
