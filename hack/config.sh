@@ -300,10 +300,11 @@ write_commands() {
         --allow-privileged=true \
         --kubelet-preferred-address-types=InternalIP
 
-    # The garbage collector deletes the pods of a Job or Deployment that is deleted.
+    # The garbage collector deletes the pods of a Job or Deployment that is deleted, and disruption is what keeps account for
+    # PodDisruptionBudgets.
     write_command controller-manager "$(k8s_bin "$K8S")/kube-controller-manager" --v=2 "${gates[@]}" \
         --kubeconfig="$DIR/controller-manager.kubeconfig" --leader-elect=false \
-        --controllers=job,deployment,replicaset,endpointslice,garbagecollector \
+        --controllers=job,deployment,replicaset,endpointslice,garbagecollector,disruption \
         --bind-address=127.0.0.1 --secure-port="$(port controller-manager)" \
         --tls-cert-file="$DIR/pki/apiserver.crt" --tls-private-key-file="$DIR/pki/apiserver.key"
 
@@ -330,6 +331,13 @@ write_commands() {
     # Somebody stands between it and the runtime.
     write_command kubelet-other-runtime "${kubelet[@]}" --kubeconfig="$DIR/kubelet.kubeconfig" \
         --container-runtime-endpoint="unix://$DIR/other-runtime.sock"
+    # A container that crashes is started again within a second or two, however often.
+    {
+        cat "$DIR/kubelet.yaml"
+        printf 'featureGates: {KubeletCrashLoopBackOffMax: true}\ncrashLoopBackOff: {maxContainerRestartPeriod: 1s}\n'
+    } >"$DIR/kubelet-quick-back-off.yaml"
+    write_command kubelet-quick-back-off "${kubelet[@]}" --kubeconfig="$DIR/kubelet.kubeconfig" \
+        --config="$DIR/kubelet-quick-back-off.yaml"
     # Without a kubeconfig it asks no API server and runs static pods only.
     write_command kubelet-standalone "${kubelet[@]}"
 }

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::process::geteuid;
+use serde::Serialize;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
@@ -44,6 +45,22 @@ pub(crate) fn within(dir: &Path, work: impl Fn() -> io::Result<()>) -> io::Resul
         }
         result => result,
     }
+}
+
+/// Writes a file, whole or not at all. What was there before is worse than nothing: it says that something is not as far as
+/// it is.
+pub(crate) fn write_whole(path: &Path, value: &impl Serialize) -> io::Result<()> {
+    let text = serde_json::to_vec(value)?;
+    let new = path.with_extension("new");
+    let write = || fs::write(&new, &text).and_then(|()| fs::rename(&new, path));
+    let written = within(path.parent().unwrap_or(path), write);
+    if written.is_err() {
+        for stale in [path, &new] {
+            // Where that is not possible either, nothing else is.
+            let _ = fs::remove_file(stale);
+        }
+    }
+    written
 }
 
 /// What the disks of these directories are asked for at the start. One that does not answer is waited for, aloud: nothing is

@@ -18,6 +18,7 @@ pub mod nri;
 pub mod policy;
 pub mod records;
 pub mod report;
+pub mod reset;
 pub mod restart;
 pub mod supervisor;
 pub(crate) mod text;

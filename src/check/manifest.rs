@@ -22,6 +22,8 @@ pub(super) enum Found {
 /// A pod, or the template of one, as far as exits are concerned.
 pub(super) struct Pod {
     pub(super) place: String,
+    /// Of the object that it is, or is in.
+    pub(super) kind: String,
     pub(super) annotations: BTreeMap<String, String>,
     /// Init containers in order, then regular ones.
     pub(super) containers: Vec<Container>,
@@ -149,8 +151,14 @@ fn pod(place: String, object: &Value, spec: &Value) -> Pod {
             });
         }
     }
+    let kind = place
+        .split([' ', ','])
+        .next()
+        .unwrap_or_default()
+        .to_owned();
     Pod {
         place,
+        kind,
         annotations: texts,
         containers,
         problems,

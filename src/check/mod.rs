@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 use manifest::{Found, Pod};
 
 use crate::kube::KubeletFeatures;
-use crate::policy::{self, OPTIONS_KEY, Policy, PolicyError, RULES_KEY};
+use crate::policy::{
+    self, FAILURE_KEY, FailureAction, FailurePolicy, OPTIONS_KEY, Policy, PolicyError, RULES_KEY,
+};
 use crate::text;
 use crate::yaml;
 
@@ -127,7 +129,7 @@ fn examine_pod(name: &str, pod: &Pod, report: &mut Report) {
         .filter(|key| policy::is_unknown_key(key))
     {
         report.problem(&format!(
-            "{key} is no annotation of Reprise: see {RULES_KEY}, {OPTIONS_KEY}"
+            "{key} is no annotation of Reprise: see {RULES_KEY}, {OPTIONS_KEY}, {FAILURE_KEY}"
         ));
     }
     let mut spec_rules = Vec::new();
@@ -146,6 +148,7 @@ fn examine_pod(name: &str, pod: &Pod, report: &mut Report) {
             .iter()
             .map(|(key, value)| (key.as_str(), value.as_str()))
     };
+    examine_failure_policy(pod, FailurePolicy::from_annotations(annotations()), report);
     // Of a kubelet that acts on no rules, so that what they lead to can be told.
     let native = Some(KubeletFeatures::default());
     let policy = match Policy::from_pod(annotations(), spec_rules, native) {
@@ -176,6 +179,40 @@ fn examine_pod(name: &str, pod: &Pod, report: &mut Report) {
     if policy.has_rules_twice() {
         report.line("warning: there are rules in annotations and in the spec: a node whose kubelet acts on those of the spec uses no others");
     }
+}
+
+fn examine_failure_policy(
+    pod: &Pod,
+    policy: Result<Option<FailurePolicy>, PolicyError>,
+    report: &mut Report,
+) {
+    let policy = match policy {
+        Ok(Some(policy)) => policy,
+        Ok(None) => return,
+        Err(error) => return report.policy_problems(&error),
+    };
+    if policy.action == FailureAction::None {
+        return report.line("failure policy: the pod stays, however often it crashes");
+    }
+    let restarts = match policy.max_restarts {
+        Some(restarts) => format!("more than {restarts} restarts of a container"),
+        None => {
+            "more restarts of a container than the node allows (7, unless configured)".to_owned()
+        }
+    };
+    report.line(&format!(
+        "failure policy: after {restarts}, and not Ready for 10 minutes (unless configured), the pod is evicted, so that its controller makes a new one"
+    ));
+    // A template has the kind of what it is in.
+    let never = match pod.kind.as_str() {
+        "Pod" => "a pod without a controller is never deleted, for nobody would make a new one",
+        "DaemonSet" => {
+            "pods of a DaemonSet are never deleted: the new one would be on the same node"
+        }
+        "Job" | "CronJob" => "pods of a Job are never deleted: it may make no new one",
+        _ => return,
+    };
+    report.line(&format!("warning: {never}"));
 }
 
 #[cfg(test)]

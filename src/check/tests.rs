@@ -64,11 +64,50 @@ fn every_problem_is_said() {
         text,
         "\
 f: Pod ml/run
-  problem: restart-rule.reprise.dev is no annotation of Reprise: see restart-rules.reprise.dev, restart-options.reprise.dev
+  problem: restart-rule.reprise.dev is no annotation of Reprise: see restart-rules.reprise.dev, restart-options.reprise.dev, failure-policy.reprise.dev
   problem: restart-rules.reprise.dev: rule 1: exitCodes is missing
 "
     );
     assert_eq!(problems, 2);
+}
+
+#[test]
+fn a_failure_policy_is_explained() {
+    let policy = "{failure-policy.reprise.dev: '{action: DeletePod, maxRestartsOnNode: 3}'}";
+    let (text, problems) = check(&pod(policy));
+    let expected = "failure policy: after more than 3 restarts of a container, and not Ready for 10 minutes (unless configured), the pod is evicted, so that its controller makes a new one";
+    assert!(text.contains(expected), "{text}");
+    // Nobody would make a new one.
+    assert!(
+        text.contains("warning: a pod without a controller"),
+        "{text}"
+    );
+    assert_eq!(problems, 0);
+    let template = "
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web}
+spec:
+  template:
+    metadata: {annotations: {failure-policy.reprise.dev: 'action: DeletePod'}}
+    spec: {containers: [{name: a}]}
+";
+    let (text, problems) = check(template);
+    assert!(
+        text.contains("than the node allows (7") && !text.contains("warning"),
+        "{text}"
+    );
+    let daemon = check(&template.replace("Deployment", "DaemonSet")).0;
+    assert!(daemon.contains("warning: pods of a DaemonSet"), "{daemon}");
+    assert_eq!(problems, 0);
+    let (text, _) = check(&pod("{failure-policy.reprise.dev: 'action: None'}"));
+    assert!(text.contains("the pod stays"), "{text}");
+    let (text, problems) = check(&pod("{failure-policy.reprise.dev: 'action: Delete'}"));
+    assert!(
+        text.contains("problem: failure-policy.reprise.dev: action is"),
+        "{text}"
+    );
+    assert_eq!(problems, 1);
 }
 
 #[test]

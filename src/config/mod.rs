@@ -13,6 +13,7 @@ pub use settings::{RunArgs, Settings};
 pub use values::{BadValue, CriEndpoint, LogFormat, LogLevel, NriIndex};
 
 use crate::policy::Start;
+use crate::reset::Terms;
 use crate::restart::back_off::{BackOff, BackOffError};
 use crate::restart::replay::Devices;
 use crate::yaml::YamlError;
@@ -120,6 +121,8 @@ pub struct Config {
     pub declare_features: bool,
     /// The gaps between restarts of one pod.
     pub back_off: BackOff,
+    /// When pods are deleted that crash for ever.
+    pub hard_reset: Terms,
     /// How log lines are written.
     pub log_format: LogFormat,
     /// The least important lines that are logged.
@@ -193,6 +196,7 @@ impl Config {
                 seconds(settings.back_off_max, 300),
                 seconds(settings.back_off_reset, 600),
             )?,
+            hard_reset: settings.hard_reset.unwrap_or_default(),
             log_format: settings.log_format.unwrap_or_default(),
             log_level: settings.log_level.unwrap_or_default(),
             given,
@@ -216,6 +220,8 @@ fn read(path: &Path) -> Result<Settings, ConfigError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::FailureAction;
+    use crate::reset::Method;
 
     fn surroundings() -> Surroundings {
         Surroundings {
@@ -351,6 +357,24 @@ log-level: debug
         error_of("back-off: -1");
         assert!(error_of("nri-index: 100").contains("an NRI index is two digits"));
         assert!(error_of("cri-endpoint: tcp://x").contains("a CRI endpoint is unix://"));
+    }
+
+    #[test]
+    fn hard_resets_are_a_mapping_of_their_own() {
+        assert_eq!(load("").unwrap().hard_reset, Terms::default());
+        let file = "hardReset: {default: DeletePod, method: Delete, maxRestartsOnNode: 3, protectedNamespaces: [a]}";
+        let terms = load(file).unwrap().hard_reset;
+        let expected = Terms {
+            default: FailureAction::DeletePod,
+            method: Method::Delete,
+            max_restarts_on_node: 3,
+            protected_namespaces: ["a".to_owned()].into(),
+            ..Terms::default()
+        };
+        assert_eq!(terms, expected);
+        assert!(error("hardReset: {cooldown: 3}").contains("unknown field `cooldown`"));
+        assert!(error("hardReset: {cooldownSeconds: -3}").starts_with("config.yaml: "));
+        assert!(error("hardReset: {default: Delete}").contains("Delete"));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use super::ConfigError;
 use super::values::{CriEndpoint, LogFormat, LogLevel, NriIndex};
 use crate::policy::Start;
+use crate::reset::Terms;
 use crate::restart::replay::Devices;
 use crate::yaml;
 
@@ -92,6 +93,10 @@ pub struct Settings {
     /// [default: 600]
     #[arg(long, value_name = "SECONDS", env = "REPRISE_BACK_OFF_RESET")]
     pub back_off_reset: Option<u32>,
+    /// When pods are deleted that crash for ever: a mapping, which no flag has.
+    #[arg(skip)]
+    #[serde(rename = "hardReset")]
+    pub hard_reset: Option<Terms>,
     /// How log lines are written [default: text]
     #[arg(long, value_name = "FORMAT", env = "REPRISE_LOG_FORMAT")]
     pub log_format: Option<LogFormat>,
@@ -131,6 +136,7 @@ impl Settings {
             back_off: self.back_off.or(lower.back_off),
             back_off_max: self.back_off_max.or(lower.back_off_max),
             back_off_reset: self.back_off_reset.or(lower.back_off_reset),
+            hard_reset: self.hard_reset.or(lower.hard_reset),
             log_format: self.log_format.or(lower.log_format),
             log_level: self.log_level.or(lower.log_level),
         }

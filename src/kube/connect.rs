@@ -30,7 +30,17 @@ pub enum KubeError {
 ///
 /// Nothing is sent yet.
 pub async fn connect(kubeconfig: Option<&Path>) -> Result<Option<Client>, KubeError> {
-    let config = match kubeconfig {
+    client(kubeconfig, true).await
+}
+
+/// The same, for requests of which a refusal is an answer: by itself `kube` asks again and again where it is told 429, which is
+/// also what a `PodDisruptionBudget` says.
+pub(crate) async fn connect_once(kubeconfig: Option<&Path>) -> Result<Option<Client>, KubeError> {
+    client(kubeconfig, false).await
+}
+
+async fn client(kubeconfig: Option<&Path>, retries: bool) -> Result<Option<Client>, KubeError> {
+    let mut config = match kubeconfig {
         Some(path) => from_file(path)
             .await
             .map_err(|source| KubeError::Kubeconfig {
@@ -44,6 +54,7 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<Option<Client>, KubeEr
             Err(error) => return Err(KubeError::InCluster(Box::new(error))),
         },
     };
+    config.default_retry = retries;
     let client = Client::try_from(config).map_err(|error| KubeError::Client(Box::new(error)))?;
     Ok(Some(client))
 }

@@ -4,7 +4,7 @@
 //! The pod's status says nothing of it until all containers are dead (`mergePodStatus`,
 //! `pkg/kubelet/status/status_manager.go`). But before the kubelet stops a container, it publishes an event
 //! (`killContainer`, `pkg/kubelet/kuberuntime/kuberuntime_container.go`), of all containers of a pod at once if it ends the
-//! pod; and with a reason in it if it ends a container only to start it again.
+//! pod; and with a reason in it if it ends a container only to start it again: because a probe has failed, for one.
 
 use std::fmt;
 use std::sync::Arc;
@@ -64,13 +64,17 @@ impl Endings {
         container: &ContainerName,
         since: Timestamp,
     ) -> Option<Ending> {
+        let events = self.list(pod, uid).await?;
+        let since = events.iter().filter(|event| is_after(event, since));
+        since.filter_map(|event| ending(event, container)).max()
+    }
+
+    /// The events of that reason on the pod; `None`: nobody can tell.
+    async fn list(&self, pod: &PodKey, uid: &PodUid) -> Option<Vec<Event>> {
         let api = Api::<Event>::namespaced(self.client.clone(), &pod.namespace);
         let of_pod = format!("involvedObject.uid={uid},reason={REASON}");
         match timeout(LIMIT, api.list(&ListParams::default().fields(&of_pod))).await {
-            Ok(Ok(events)) => {
-                let since = events.items.iter().filter(|event| is_after(event, since));
-                since.filter_map(|event| ending(event, container)).max()
-            }
+            Ok(Ok(events)) => Some(events.items),
             Ok(Err(error)) => {
                 self.tell(pod, &error);
                 None
@@ -80,6 +84,19 @@ impl Endings {
                 None
             }
         }
+    }
+
+    /// The containers of that pod that the kubelet has ended to start them again, with when it did so last, in seconds since
+    /// the epoch. `None`: nobody can tell.
+    pub(crate) async fn restarted(
+        &self,
+        pod: &PodKey,
+        uid: &PodUid,
+    ) -> Option<Vec<(ContainerName, i64)>> {
+        let events = self.list(pod, uid).await?;
+        let restarted = events.iter();
+        let restarted = restarted.filter_map(|it| Some((starts_again(it)?, last(it)?.as_second())));
+        Some(restarted.collect())
     }
 
     /// Says once what is the same for every pod.
@@ -101,25 +118,35 @@ impl fmt::Debug for Endings {
 
 fn ending(event: &Event, container: &ContainerName) -> Option<Ending> {
     let message = event.message.as_deref().unwrap_or_default();
-    let of_container = message.starts_with(&format!("Container {container} "));
     if message.starts_with(STOPPING) {
         Some(Ending::Pod)
-    } else if of_container && STARTS_AGAIN.iter().any(|it| message.ends_with(it)) {
-        Some(Ending::Container)
     } else {
-        None
+        let again = starts_again(event).filter(|it| it == container);
+        again.map(|_| Ending::Container)
     }
+}
+
+/// The container that the kubelet ends to start it again, if that is what the event is about.
+fn starts_again(event: &Event) -> Option<ContainerName> {
+    let message = event.message.as_deref()?;
+    let (name, _) = message.strip_prefix("Container ")?.split_once(' ')?;
+    let again = STARTS_AGAIN.iter().any(|it| message.ends_with(it));
+    again.then(|| name.into())
 }
 
 /// Events tell seconds; one that was published once has the nanosecond in its name (`GenerateEventName`,
 /// client-go v0.36, `tools/record/util`).
 fn is_after(event: &Event, since: Timestamp) -> bool {
-    let last = event.last_timestamp.as_ref().map(|at| at.0);
-    let Some(last) = last.or(event.event_time.as_ref().map(|at| at.0)) else {
+    let Some(last) = last(event) else {
         return false;
     };
     let named = named_time(event).filter(|at| at.as_second() == last.as_second());
     named.map_or(last.as_second() > since.as_second(), |at| at > since)
+}
+
+fn last(event: &Event) -> Option<Timestamp> {
+    let last = event.last_timestamp.as_ref().map(|at| at.0);
+    last.or(event.event_time.as_ref().map(|at| at.0))
 }
 
 fn named_time(event: &Event) -> Option<Timestamp> {
@@ -215,6 +242,38 @@ mod tests {
                 "{uri}"
             );
         }
+    }
+
+    async fn restarted(status: StatusCode, answer: Value) -> Option<Vec<(ContainerName, i64)>> {
+        let (service, mut server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        let endings = Endings::new(Client::new(service, "default"));
+        let pod = PodKey {
+            namespace: "n".to_owned(),
+            name: "p".to_owned(),
+        };
+        let asked = tokio::spawn(async move { endings.restarted(&pod, &"u".into()).await });
+        let (_, send) = server.next_request().await.unwrap();
+        let body = Body::from(answer.to_string().into_bytes());
+        send.send_response(Response::builder().status(status).body(body).unwrap());
+        asked.await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn containers_that_the_kubelet_restarts_are_told_from_those_that_it_stops() {
+        let at = "1970-01-01T00:01:40Z";
+        let events = [
+            event("p.1", "Stopping container a", at),
+            event(
+                "p.2",
+                "Container a failed liveness probe, will be restarted",
+                at,
+            ),
+        ];
+        let list = json!({"metadata": {}, "items": events});
+        let found = restarted(StatusCode::OK, list).await;
+        assert_eq!(found, Some(vec![("a".into(), 100)]));
+        let denial = json!({"status": "Failure", "code": 403, "message": "no"});
+        assert_eq!(restarted(StatusCode::FORBIDDEN, denial).await, None);
     }
 
     #[tokio::test]

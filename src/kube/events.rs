@@ -60,14 +60,17 @@ impl Events {
         reason: &str,
         message: &str,
     ) {
-        let on = ObjectReference {
-            api_version: Some("v1".to_owned()),
-            kind: Some("Pod".to_owned()),
-            name: Some(pod.name.clone()),
-            namespace: Some(pod.namespace.clone()),
-            uid: Some(uid.to_string()),
-            ..Default::default()
-        };
+        self.publish_on(of_pod(pod, uid), kind, reason, message);
+    }
+
+    /// The same on any object.
+    pub(crate) fn publish_on(
+        &self,
+        on: ObjectReference,
+        kind: EventKind,
+        reason: &str,
+        message: &str,
+    ) {
         let event = Event {
             type_: match kind {
                 EventKind::Normal => EventType::Normal,
@@ -81,8 +84,23 @@ impl Events {
             secondary: None,
         };
         if self.queue.try_send((on, event)).is_err() {
-            tracing::debug!(%pod, reason, "dropped an event: the API server is too slow");
+            tracing::debug!(
+                reason,
+                message,
+                "dropped an event: the API server is too slow"
+            );
         }
+    }
+}
+
+fn of_pod(pod: &PodKey, uid: &PodUid) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Pod".to_owned()),
+        name: Some(pod.name.clone()),
+        namespace: Some(pod.namespace.clone()),
+        uid: Some(uid.to_string()),
+        ..Default::default()
     }
 }
 

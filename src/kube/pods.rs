@@ -45,9 +45,14 @@ pub struct Pods {
 }
 
 impl Pods {
-    /// Watches the pods of node `node` for as long as the receiver is kept, and sends what changes.
+    /// Watches the pods of node `node` for as long as the receiver is kept, and sends what changes. `beside` is told of
+    /// everything that the API server tells, for those who want to know more of some pods.
     #[must_use]
-    pub fn watch(client: Client, node: &str) -> (Self, mpsc::UnboundedReceiver<PodChange>) {
+    pub fn watch(
+        client: Client,
+        node: &str,
+        beside: impl Fn(&Event<Pod>) + Send + 'static,
+    ) -> (Self, mpsc::UnboundedReceiver<PodChange>) {
         let pods = Self::default();
         let (changes, receiver) = mpsc::unbounded_channel();
         let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
@@ -60,6 +65,11 @@ impl Pods {
             .without_max_times();
         let stream = watcher(Api::<Pod>::all(client), config);
         let stream = stream.backoff(ExponentialBackoff::from(pauses));
+        let stream = stream.inspect(move |event| {
+            if let Ok(event) = event {
+                beside(event);
+            }
+        });
         tokio::spawn(pods.clone().follow(node.to_owned(), stream, changes));
         (pods, receiver)
     }
@@ -358,7 +368,7 @@ mod tests {
     #[tokio::test]
     async fn pods_are_listed_a_few_at_a_time() {
         let (service, mut server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
-        let _watched = Pods::watch(Client::new(service, "default"), "node-1");
+        let _watched = Pods::watch(Client::new(service, "default"), "node-1", |_| {});
         let (request, _) = server.next_request().await.unwrap();
         let uri = request.uri().to_string();
         assert!(

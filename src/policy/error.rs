@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::failure::MAX_POLICY;
 use super::read::{MAX_BYTES, MAX_NAME};
 use super::rules::{MAX_RULES, MAX_VALUES};
 use crate::text;
@@ -150,6 +151,9 @@ pub enum Fault {
     /// The value is too long to be read.
     #[error("the value has {0} bytes: all annotations of Reprise together may have {MAX_BYTES}")]
     TooLong(usize),
+    /// The same of a failure policy.
+    #[error("the value has {0} bytes, at most {MAX_POLICY} are allowed")]
+    LongPolicy(usize),
     /// No container can be called that.
     #[error("a container's name has {0} characters, at most {MAX_NAME} are allowed")]
     LongName(usize),

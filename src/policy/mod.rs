@@ -3,6 +3,7 @@
 //! Pure: no I/O, no clock. Follows KEP-5307 (rules) and KEP-5532 (`RestartAllContainers`).
 
 mod error;
+mod failure;
 mod options;
 mod read;
 mod rules;
@@ -15,6 +16,7 @@ use serde_json::Value;
 use crate::kube::KubeletFeatures;
 use error::Problems;
 pub use error::{Fault, Place, PolicyError, Problem};
+pub use failure::{FailureAction, FailurePolicy};
 pub use options::{CompletedContainers, LONGEST_GRACE, Options, Start};
 pub use read::Unread;
 use read::{Nodes, PodRules, Text};
@@ -27,6 +29,8 @@ pub const DOMAIN: &str = "reprise.dev";
 pub const RULES_KEY: &str = "restart-rules.reprise.dev";
 /// The annotation that holds [`Options`].
 pub const OPTIONS_KEY: &str = "restart-options.reprise.dev";
+/// The annotation that holds a [`FailurePolicy`].
+pub const FAILURE_KEY: &str = "failure-policy.reprise.dev";
 /// The restart rules and options of one pod.
 ///
 /// The rules of a container are the first that exist of: the annotation
@@ -274,9 +278,16 @@ pub fn has_rules<'a>(keys: impl IntoIterator<Item = &'a str>) -> bool {
     keys.into_iter().any(|key| place(key, RULES_KEY).is_some())
 }
 
-/// Whether an annotation of that key is one that [`Written`] tells of.
+/// Whether a pod with annotations of these keys may have a failure policy: a test of the keys alone, for every update of
+/// every pod.
+pub(crate) fn has_failure_policy<'a>(keys: impl IntoIterator<Item = &'a str>) -> bool {
+    let mut keys = keys.into_iter();
+    keys.any(|key| place(key, FAILURE_KEY).is_some())
+}
+
+/// Whether an annotation of that key is one that is read.
 fn is_read(key: &str) -> bool {
-    [OPTIONS_KEY, RULES_KEY]
+    [OPTIONS_KEY, RULES_KEY, FAILURE_KEY]
         .iter()
         .any(|wanted| place(key, wanted).is_some())
 }
@@ -294,7 +305,7 @@ pub(crate) fn is_unknown_key(key: &str) -> bool {
     let ours = prefix
         .strip_suffix(DOMAIN)
         .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
-    ours && ![RULES_KEY, OPTIONS_KEY].contains(&prefix)
+    ours && ![RULES_KEY, OPTIONS_KEY, FAILURE_KEY].contains(&prefix)
 }
 
 /// Whether `key` is in our domain, known or not.

@@ -176,7 +176,7 @@ fn keys_of_our_domain_that_mean_nothing_are_known() {
         "restartrules.reprise.dev/pod",
         "reprise.dev/restart-rules",
         "restart-request.reprise.dev",
-        "failure-policy.reprise.dev",
+        "failure-policies.reprise.dev",
     ] {
         assert!(is_unknown_key(key), "{key}");
     }
@@ -184,6 +184,7 @@ fn keys_of_our_domain_that_mean_nothing_are_known() {
         RULES_KEY,
         POD,
         OPTIONS_KEY,
+        FAILURE_KEY,
         "enreprise.dev/x",
         "kubectl.kubernetes.io/x",
     ] {

@@ -8,7 +8,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::dirs::{self, DirError};
@@ -107,7 +106,7 @@ impl Records {
     /// Writes down how often a pod has restarted.
     pub async fn save_past(&self, sandbox: SandboxId, past: Past) {
         let files = Arc::clone(&self.files);
-        let save = move || write_whole(&files.past_path(&sandbox), &past);
+        let save = move || dirs::write_whole(&files.past_path(&sandbox), &past);
         self.disk.perform(Kind::Write, save).await;
     }
 
@@ -162,7 +161,7 @@ impl Files {
         } else {
             self.unmark(sandbox)
         };
-        write_whole(&self.path(sandbox), record)?;
+        dirs::write_whole(&self.path(sandbox), record)?;
         marked
     }
 
@@ -233,21 +232,6 @@ impl Files {
     fn past_path(&self, sandbox: &SandboxId) -> PathBuf {
         self.pasts.join(format!("{sandbox}.json"))
     }
-}
-
-/// What was there before is worse than nothing: it says that a restart is not as far as it is.
-fn write_whole(path: &Path, value: &impl Serialize) -> io::Result<()> {
-    let text = serde_json::to_vec(value)?;
-    let new = path.with_extension("new");
-    let write = || fs::write(&new, &text).and_then(|()| fs::rename(&new, path));
-    let written = dirs::within(path.parent().unwrap_or(path), write);
-    if written.is_err() {
-        for stale in [path, &new] {
-            // Where that is not possible either, nothing else is.
-            let _ = fs::remove_file(stale);
-        }
-    }
-    written
 }
 
 /// A directory that is not there has none.

@@ -29,6 +29,7 @@ use crate::kube::{
 use crate::nri::{Launched, NriError, Stub};
 use crate::records::{Records, RecordsError};
 use crate::report::Reporter;
+use crate::reset::{self, Resets};
 use crate::restart::machine::Record;
 use crate::restart::pod::Shared;
 use crate::restart::times::OLDEST_LIST;
@@ -156,7 +157,7 @@ async fn work(
         cri,
         containerd: containerd.clone(),
         records: records.clone(),
-        reporter: Reporter::new(events, conditions),
+        reporter: Reporter::new(events.clone(), conditions),
         endings: client.clone().map(Endings::new),
         static_pods: StaticPods::new(&config.static_pod_path, node),
         readers: Readers::default(),
@@ -175,9 +176,11 @@ async fn work(
         let declaration = Declaration::new(client, node, config.declare_features);
         Arc::new(declaration)
     });
-    let registry = match client.zip(declaration.clone()) {
-        Some((client, declaration)) => {
-            let (pods, changes) = Pods::watch(client.clone(), node);
+    let registry = match client.zip(events).zip(declaration.clone()) {
+        Some(((client, events), declaration)) => {
+            let (beside, news) = reset::news(config.hard_reset.clone());
+            let (pods, changes) = Pods::watch(client.clone(), node, beside);
+            begin_resets(config, tools.cri.clone(), events, news).await?;
             let registry = Arc::new(Registry::new(tools, pods, pasts));
             let features = kube::watch_features(client, node, declaration);
             tokio::spawn(follow_pods(
@@ -213,6 +216,22 @@ async fn work(
         missed.notified().await;
         relist(&registry, Vec::new()).await;
     }
+}
+
+/// Looks after pods that crash for ever, from now on.
+async fn begin_resets(
+    config: &Config,
+    cri: cri::Client,
+    events: Events,
+    news: mpsc::UnboundedReceiver<reset::News>,
+) -> Result<(), KubeError> {
+    let Some(client) = kube::connect_once(config.kubeconfig.as_deref()).await? else {
+        return Ok(());
+    };
+    let (terms, node) = (config.hard_reset.clone(), &config.node_name);
+    let resets = Resets::new(client, cri, events, terms, node, &config.state_dir);
+    tokio::spawn(Arc::new(resets).run(news));
+    Ok(())
 }
 
 /// The first socket that exists. A runtime that launches plugins does so before it listens.

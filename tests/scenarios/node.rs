@@ -200,12 +200,37 @@ impl Node {
         Ok(())
     }
 
-    /// `kubectl ARGS FILE`, as an administrator.
-    pub(crate) async fn kubectl(&self, args: &[&str], file: &Path) -> Result<()> {
+    /// `kubectl VERB` what a file of the repository describes, as an administrator.
+    pub(crate) async fn kubectl(&self, verb: &str, file: &str) -> Result<()> {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
         let mut command = Command::new(&self.kubectl);
         command.arg("--kubeconfig").arg(&self.kubeconfig);
-        command.args(args).arg(file);
+        command.arg(verb).arg("--filename").arg(file);
         succeeds(command).await
+    }
+
+    /// Whatever kind it is of, in its namespace.
+    pub(crate) fn objects_in<K>(&self, namespace: &str) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    /// The same for what is in none.
+    pub(crate) fn objects_of_cluster<K>(&self) -> Api<K>
+    where
+        K: Resource<DynamicType = ()>,
+    {
+        Api::all(self.client.clone())
+    }
+
+    /// What speaks to the API server with the plugin's rights.
+    pub(crate) async fn client_of_plugin(&self) -> Result<Client> {
+        let kubeconfig = Kubeconfig::read_from(&self.plugin_kubeconfig)?;
+        let options = KubeConfigOptions::default();
+        let config = Config::from_custom_kubeconfig(kubeconfig, &options).await?;
+        Ok(Client::try_from(config)?)
     }
 
     /// Gives an image that name, too; another loses it.

@@ -78,6 +78,8 @@ pub(crate) struct Sockets {
     pub(crate) hook: Option<PathBuf>,
     /// Whether it declares on the node what it honours.
     pub(crate) declares_features: bool,
+    /// What else it is told.
+    pub(crate) config: Option<PathBuf>,
 }
 
 impl Sockets {
@@ -88,6 +90,7 @@ impl Sockets {
             kubeconfig: Some(node.plugin_kubeconfig.clone()),
             hook: None,
             declares_features: false,
+            config: None,
         }
     }
 }
@@ -229,6 +232,9 @@ impl Plugin {
             .args(["--log-level", "debug"]);
         if sockets.declares_features {
             command.arg("--declare-features");
+        }
+        if let Some(config) = &sockets.config {
+            command.arg("--config").arg(config);
         }
         if let Some(kubeconfig) = &sockets.kubeconfig {
             command.arg("--kubeconfig").arg(kubeconfig);

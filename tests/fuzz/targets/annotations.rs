@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use reprise::policy::{Policy, PolicyError};
+use reprise::policy::{FailurePolicy, Policy, PolicyError};
 
 use super::parts;
 
@@ -15,6 +15,9 @@ pub(super) fn read(input: &[u8]) {
     let annotations = parts(&text).filter_map(|it| it.split_once('\n'));
     // Each key once, as in any pod.
     let annotations: BTreeMap<&str, &str> = annotations.filter(|(key, _)| is_key(key)).collect();
+    if let Err(error) = FailurePolicy::from_annotations(annotations.clone()) {
+        tell(&error);
+    }
     match Policy::from_annotations(annotations) {
         Ok(None) => {}
         Ok(Some(policy)) => {

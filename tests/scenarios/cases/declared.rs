@@ -1,7 +1,5 @@
 //! A scheduler sends pods with rules in their spec to nodes that declare them, where the plugin honours them.
 
-use std::path::Path;
-
 use anyhow::{Result, bail};
 use k8s_openapi::api::core::v1::NodeStatus;
 use serde_json::{Value, json};
@@ -15,6 +13,7 @@ use crate::wait::{self, PATIENCE};
 
 /// The plugin's word that the declaration is its own.
 const CONDITION: &str = "reprise.dev/DeclaresFeatures";
+const RIGHTS: &str = "deploy/rbac-declare.yaml";
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
     telling_nodes_apart(scenarios![Alone:
@@ -29,14 +28,13 @@ async fn pod_with_nothing_but_rules_in_its_spec_is_scheduled_where_the_plugin_de
     if node.has_container_rules() {
         bail!(Skipped("this kubelet declares its features itself"));
     }
-    let rights = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/rbac-declare.yaml");
-    node.kubectl(&["apply", "-f"], &rights).await?;
+    node.kubectl("apply", RIGHTS).await?;
     node.script("start", "scheduler").await?;
     let played = play(&stage).await;
     stage.plugin.go_straight().await?;
     let taken_back = until_declared(&stage, false).await;
     node.script("stop", "scheduler").await?;
-    node.kubectl(&["delete", "-f"], &rights).await?;
+    node.kubectl("delete", RIGHTS).await?;
     played?;
     taken_back
 }

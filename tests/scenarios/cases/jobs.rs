@@ -89,7 +89,7 @@ fn failure(job: &Job) -> Option<&JobCondition> {
 }
 
 /// The shape as a pod template, with the label `app` to know its pods by.
-fn template(stage: &Stage, shape: &Shape, app: &str) -> Result<Value> {
+pub(super) fn template(stage: &Stage, shape: &Shape, app: &str) -> Result<Value> {
     let shape = shape.clone().started_by_default(&stage.plugin.start);
     let pod = shape.manifest(app, &stage.node.name, &stage.node.image)?;
     Ok(json!({

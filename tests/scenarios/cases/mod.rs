@@ -16,6 +16,7 @@ mod disks;
 mod endings;
 mod ephemeral;
 mod gates;
+mod hard_reset;
 mod hooks;
 mod inits;
 mod jobs;
@@ -91,6 +92,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         hooks::scenarios(),
         many_containers::scenarios(),
         jobs::scenarios(),
+        hard_reset::scenarios(),
         trouble::scenarios(),
         late::scenarios(),
         launched::scenarios(),

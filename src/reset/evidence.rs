@@ -1,0 +1,209 @@
+//! What is kept of a pod that is reset: its last state is gone with it, and with that the reason.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::Path;
+
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::pods::Task;
+use crate::ids::ContainerId;
+use crate::kube::Owner;
+
+/// Of how many containers logs are kept.
+const LOGS: usize = 8;
+/// How much of a log is looked at, in bytes.
+const TAIL: u64 = 8 * 1024;
+/// How many of its last lines are kept.
+const LINES: usize = 20;
+/// How many of those an event has room for.
+const LINES_TOLD: usize = 3;
+
+/// All that is kept.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Evidence {
+    pub(super) pod: String,
+    pub(super) uid: String,
+    pub(super) node: String,
+    pub(super) owner: String,
+    /// RFC 3339.
+    pub(super) at: String,
+    /// The container that ended most often, and how often.
+    container: String,
+    exits: u32,
+    /// The last exits of each container, and which of them count.
+    history: Value,
+    /// As the API server told of it last.
+    status: Value,
+    /// The last lines of each container's last attempt.
+    logs: BTreeMap<String, Vec<String>>,
+    /// In a sentence.
+    #[serde(skip)]
+    last_exit: String,
+}
+
+impl Evidence {
+    pub(super) fn new(
+        task: &Task,
+        pod: &Pod,
+        owner: &Owner,
+        node: &str,
+        at: String,
+        logs: BTreeMap<String, Vec<String>>,
+    ) -> Self {
+        let container = task.container.as_str();
+        let status = statuses(pod).find(|status| status.name == container);
+        // What cannot be written as JSON is left out: the deletion of a pod is not delayed for that.
+        let value = |it: Result<Value, serde_json::Error>| it.unwrap_or_default();
+        Self {
+            pod: task.pod.to_string(),
+            uid: task.uid.to_string(),
+            node: node.to_owned(),
+            owner: owner.to_string(),
+            at,
+            container: container.to_owned(),
+            exits: task.exits,
+            history: value(serde_json::to_value(task.record.histories())),
+            status: value(serde_json::to_value(&pod.status)),
+            logs,
+            last_exit: status.and_then(last_exit).unwrap_or_default(),
+        }
+    }
+
+    /// For an event, on the pod or its owner.
+    pub(super) fn summary(&self, doing: &str) -> String {
+        let Self {
+            pod,
+            node,
+            owner,
+            container,
+            exits,
+            last_exit,
+            ..
+        } = self;
+        let lines = self.logs.get(container).map(Vec::as_slice);
+        let lines = lines.unwrap_or_default();
+        let lines = lines[lines.len().saturating_sub(LINES_TOLD)..].join(" | ");
+        let said = if lines.is_empty() {
+            String::new()
+        } else {
+            format!("; it said last: {lines}")
+        };
+        format!(
+            "{doing} pod {pod}, so that {owner} makes a new one: container {container} ended {exits} times on node {node}{last_exit}{said}"
+        )
+    }
+}
+
+/// Containers whose last attempts may have said why they ended, and the runtime's names for those, newest first: one of them
+/// may be gone by now. The container that matters most comes first.
+pub(super) fn attempts(pod: &Pod, first: &str) -> Vec<(String, Vec<ContainerId>)> {
+    let ended = |status: &ContainerStatus| {
+        let ids = exits(status).filter_map(|exit| {
+            // Written as `<runtime>://<id>`.
+            let (_, id) = exit.container_id.as_deref()?.split_once("://")?;
+            Some(id.into())
+        });
+        (status.name.clone(), ids.collect::<Vec<_>>())
+    };
+    let mut found: Vec<_> = statuses(pod).map(ended).collect();
+    found.retain(|(_, ids)| !ids.is_empty());
+    found.sort_by_key(|(name, _)| name != first);
+    found.truncate(LOGS);
+    found
+}
+
+fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
+    let told = pod.status.iter();
+    told.flat_map(|told| {
+        let inits = told.init_container_statuses.iter().flatten();
+        inits.chain(told.container_statuses.iter().flatten())
+    })
+}
+
+/// Newest first.
+fn exits(status: &ContainerStatus) -> impl Iterator<Item = &ContainerStateTerminated> {
+    let both = [status.state.as_ref(), status.last_state.as_ref()];
+    let both = both.into_iter().flatten();
+    both.filter_map(|it| it.terminated.as_ref())
+}
+
+fn last_exit(status: &ContainerStatus) -> Option<String> {
+    let exit = exits(status).next()?;
+    let reason = exit.reason.as_deref().unwrap_or("no reason");
+    Some(format!(
+        ", last with exit code {} ({reason})",
+        exit.exit_code
+    ))
+}
+
+/// The last lines of a log as the runtime writes it (`pkg/kubelet/kuberuntime/logs`: time, stream, whether the line is whole,
+/// and the line). Blocks.
+pub(super) fn tail(log: &Path) -> io::Result<Vec<String>> {
+    let mut file = File::open(log)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
+    let mut text = Vec::new();
+    file.take(TAIL).read_to_end(&mut text)?;
+    let text = String::from_utf8_lossy(&text);
+    // The first may have been cut.
+    let lines = text.lines().skip(usize::from(length > TAIL));
+    let lines: Vec<String> = lines.filter_map(line).collect();
+    Ok(lines[lines.len().saturating_sub(LINES)..].to_vec())
+}
+
+fn line(text: &str) -> Option<String> {
+    text.splitn(4, ' ').nth(3).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write;
+
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_last_lines_of_a_log_are_read_however_long_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("0.log");
+        let mut text = String::new();
+        for number in 0..2000 {
+            let stamp = "2026-01-01T00:00:00.000000000Z stdout F";
+            writeln!(text, "{stamp} line {number} of it").unwrap();
+        }
+        std::fs::write(&log, &text).unwrap();
+        let lines = tail(&log).unwrap();
+        assert_eq!(lines.len(), LINES);
+        assert_eq!(lines[LINES - 1], "line 1999 of it");
+        std::fs::write(&log, "t stderr F \nnothing\nt stderr F a  b\n").unwrap();
+        assert_eq!(tail(&log).unwrap(), ["", "a  b"]);
+        assert!(tail(&dir.path().join("none")).is_err());
+    }
+
+    #[test]
+    fn the_container_that_matters_comes_first_and_what_has_not_ended_said_nothing() {
+        let exit = |id: &str| json!({"terminated": {"exitCode": 1, "containerID": id}});
+        let status = |name: &str, last: Value| {
+            json!({
+                "name": name, "lastState": last, "image": "", "imageID": "", "ready": false, "restartCount": 1,
+            })
+        };
+        let pod: Pod =
+            serde_json::from_value(json!({"metadata": {}, "status": {"containerStatuses": [
+                status("a", exit("containerd://1")),
+                status("b", json!({})),
+                status("c", exit("containerd://3")),
+            ]}}))
+            .unwrap();
+        let expected = [
+            ("c".to_owned(), vec!["3".into()]),
+            ("a".to_owned(), vec!["1".into()]),
+        ];
+        assert_eq!(attempts(&pod, "c"), expected);
+    }
+}

@@ -1,0 +1,123 @@
+//! What is remembered, and what is kept of pods that were reset, on disk.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use super::evidence::Evidence;
+use super::record::Memory;
+use crate::dirs;
+
+/// Older ones go first: one may have hundreds of KiB.
+const MOST_FILES: usize = 256;
+
+/// Files in the state directory. All of it blocks.
+#[derive(Debug, Clone)]
+pub(super) struct Store {
+    /// `<state-dir>/hard-resets.json`
+    memory: PathBuf,
+    /// `<state-dir>/hard-resets/<seconds since the epoch>-<pod's UID>.json`
+    evidence: PathBuf,
+}
+
+impl Store {
+    pub(super) fn new(state_dir: &Path) -> Self {
+        Self {
+            memory: state_dir.join("hard-resets.json"),
+            evidence: state_dir.join("hard-resets"),
+        }
+    }
+
+    /// What a predecessor remembered. What cannot be read has never been: restarts are counted anew.
+    pub(super) fn load(&self) -> Memory {
+        let read = match fs::read(&self.memory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Memory::default(),
+            read => read,
+        };
+        let memory = read.and_then(|text| Ok(serde_json::from_slice(&text)?));
+        memory.unwrap_or_else(|error: io::Error| {
+            tracing::warn!(path = %self.memory.display(), %error, "forgot how often pods have crashed: that cannot be read");
+            Memory::default()
+        })
+    }
+
+    pub(super) fn save(&self, memory: &Memory) -> io::Result<()> {
+        dirs::write_whole(&self.memory, memory)
+    }
+
+    /// Keeps what is known of a pod; returns where.
+    pub(super) fn keep(&self, seconds: u64, evidence: &Evidence) -> io::Result<PathBuf> {
+        // It is the API server's, but it becomes part of a path.
+        let uid = evidence
+            .uid
+            .replace(|it: char| !it.is_ascii_alphanumeric(), "-");
+        let path = self.evidence.join(format!("{seconds}-{uid}.json"));
+        dirs::private(&self.evidence).map_err(io::Error::other)?;
+        dirs::write_whole(&path, evidence)?;
+        Ok(path)
+    }
+
+    /// Removes what is older than `kept`, and the oldest of more than there may be.
+    pub(super) fn clear(&self, kept: Duration) -> io::Result<()> {
+        let entries = match fs::read_dir(&self.evidence) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            entries => entries?,
+        };
+        let mut files = Vec::new();
+        for entry in entries {
+            let entry = entry?;
+            files.push((entry.metadata()?.modified()?, entry.path()));
+        }
+        files.sort_unstable();
+        let now = SystemTime::now();
+        let over = files.len().saturating_sub(MOST_FILES);
+        for (index, (modified, path)) in files.into_iter().enumerate() {
+            let is_old = now.duration_since(modified).is_ok_and(|age| age > kept);
+            if index < over || is_old {
+                fs::remove_file(path)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_read_has_never_been() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path());
+        assert_eq!(store.load(), Memory::default());
+        let memory = Memory {
+            spent: vec![super::super::record::Spent {
+                pod: "u".into(),
+                namespace: "n".into(),
+                at_up_ms: 7,
+            }],
+            ..Memory::default()
+        };
+        store.save(&memory).unwrap();
+        assert_eq!(store.load(), memory);
+        fs::write(dir.path().join("hard-resets.json"), "{").unwrap();
+        assert_eq!(store.load(), Memory::default());
+    }
+
+    #[test]
+    fn evidence_goes_when_it_is_old_or_too_much() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path());
+        store.clear(Duration::ZERO).unwrap();
+        let files = dir.path().join("hard-resets");
+        fs::create_dir(&files).unwrap();
+        for number in 0..MOST_FILES + 5 {
+            fs::write(files.join(format!("{number}.json")), "").unwrap();
+        }
+        store.clear(Duration::from_hours(1)).unwrap();
+        assert_eq!(fs::read_dir(&files).unwrap().count(), MOST_FILES);
+        store.clear(Duration::ZERO).unwrap();
+        assert_eq!(fs::read_dir(&files).unwrap().count(), 0);
+    }
+}

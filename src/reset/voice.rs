@@ -1,0 +1,104 @@
+//! What people see of hard resets: a log line and an event for each decision.
+
+use super::evidence::Evidence;
+use super::ledger::Hindrance;
+use super::pods::Notice;
+use super::terms::Method;
+use crate::ids::{PodKey, PodUid};
+use crate::kube::{EventKind, Events, Owner};
+
+/// Tells people.
+#[derive(Debug)]
+pub(super) struct Voice {
+    events: Events,
+}
+
+impl Voice {
+    pub(super) fn new(events: Events) -> Self {
+        Self { events }
+    }
+
+    /// The pod is about to go.
+    pub(super) fn resets(
+        &self,
+        pod: &PodKey,
+        uid: &PodUid,
+        owner: &Owner,
+        method: Method,
+        evidence: &Evidence,
+    ) {
+        let doing = match method {
+            Method::Evict => "Hard reset: evicting",
+            Method::Delete => "Hard reset: deleting",
+        };
+        let message = evidence.summary(doing);
+        tracing::warn!(%pod, %owner, "{message}");
+        let (events, kind) = (&self.events, EventKind::Warning);
+        events.publish(pod, uid, kind, "HardReset", &message);
+        events.publish_on(owner.reference(), kind, "HardReset", &message);
+    }
+
+    pub(super) fn tell(&self, pod: &PodKey, uid: &PodUid, notice: &Notice) {
+        let (kind, reason, message) = match notice {
+            Notice::Invalid(error) => (
+                EventKind::Warning,
+                "InvalidFailurePolicy",
+                format!("The failure policy is not used: {error}"),
+            ),
+            Notice::Unusable(why) => (
+                EventKind::Warning,
+                "HardResetImpossible",
+                format!("The pod is not deleted however often it crashes: {why}"),
+            ),
+            Notice::Deferred(why, wait) => {
+                let why = match why {
+                    Hindrance::Cooldown => "another pod of its owner was just reset",
+                    Hindrance::ClusterBudget => {
+                        "the cluster, or the namespace, has had as many as it may in an hour"
+                    }
+                    Hindrance::NodeBudget => {
+                        "the node, or the namespace on it, has had as many as it may in an hour"
+                    }
+                };
+                let wait = wait.as_secs();
+                (
+                    EventKind::Normal,
+                    "HardResetDeferred",
+                    format!("The hard reset waits for {wait} s: {why}"),
+                )
+            }
+            Notice::GivenUp(owner, resets, wait) => {
+                let wait = wait.as_secs();
+                let message = format!(
+                    "No hard reset: {resets} of {owner} have not helped, which looks like a bug of the application; the next is possible in {wait} s"
+                );
+                self.events.publish_on(
+                    owner.reference(),
+                    EventKind::Warning,
+                    "HardResetGivenUp",
+                    &message,
+                );
+                (EventKind::Warning, "HardResetGivenUp", message)
+            }
+            Notice::Refused(why) => (
+                EventKind::Warning,
+                "HardResetRefused",
+                format!("The hard reset is tried again later: {why}"),
+            ),
+            Notice::Denied(what) => (
+                EventKind::Warning,
+                "HardResetDenied",
+                format!("No hard reset: {what}"),
+            ),
+            Notice::Failed(why) => {
+                tracing::warn!(%pod, why, "a hard reset did not work: it is tried again");
+                return;
+            }
+        };
+        match kind {
+            EventKind::Normal => tracing::info!(%pod, reason, "{message}"),
+            EventKind::Warning => tracing::warn!(%pod, reason, "{message}"),
+        }
+        self.events.publish(pod, uid, kind, reason, &message);
+    }
+}

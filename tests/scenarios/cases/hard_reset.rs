@@ -1,0 +1,567 @@
+//! Pods that crash for ever are deleted, so that their controllers make new ones; and those that are not.
+//!
+//! The kubelet's back-off is a second at most, and so are the plugin's own times, but its numbers are those of a cluster.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Event, Pod};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::runtime::watcher;
+use reprise::reset::{Claim, Reservations, Terms, Verdict};
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use super::jobs::template;
+use crate::history::History;
+use crate::plugin::Sockets;
+use crate::scenario::{Scenario, scenarios};
+use crate::shape::Shape;
+use crate::stage::Stage;
+use crate::wait::{self, PATIENCE};
+
+const RIGHTS: &str = "deploy/hard-reset.yaml";
+const ROLE: &str = "reprise-hard-reset";
+/// Of the right that the file leaves out.
+const DELETION: &str = "reprise-hard-reset-delete";
+const LEASE: &str = "reprise-hard-resets";
+const SYSTEM: &str = "kube-system";
+const POLICY: &str = "failure-policy.reprise.dev";
+/// More than so many restarts are too many, as by default.
+const MOST: i32 = 7;
+/// Between two resets of one Deployment.
+const COOLDOWN: Duration = Duration::from_secs(25);
+/// To crash eight times, on a busy machine.
+const CRASHES: Duration = Duration::from_mins(2);
+/// In which time what is due is done.
+const SOON: Duration = Duration::from_secs(12);
+
+pub(crate) fn scenarios() -> Vec<Scenario> {
+    scenarios![Alone:
+        deployments_pods_that_crash_for_ever_are_replaced_one_after_another,
+        pods_that_do_not_say_are_reset_where_that_is_the_default,
+        plain_deletion_heeds_no_budget_where_that_is_configured_and_allowed,
+        two_plugins_keep_one_cooldown,
+        two_hundred_races_for_a_reset_have_one_winner_each,
+        budget_of_disruption_forbids_a_reset_until_it_allows_it,
+        pod_that_was_ready_is_not_reset,
+        restarts_by_a_probe_do_not_count,
+        pod_without_a_controller_stays_and_is_told_so,
+        owner_whom_resets_do_not_help_is_given_up,
+        restarts_are_counted_across_the_death_of_plugin_and_api_server,
+        nothing_is_reset_without_the_rights,
+    ]
+}
+
+/// Ends with 1 at once, and is never Ready.
+fn crashing() -> Shape {
+    let shape = Shape::always().regular("trainer").at_first(
+        r#"echo "no lock on /data"; exit 1
+"#,
+    );
+    never_ready(shape).annotation(POLICY, "action: DeletePod")
+}
+
+fn never_ready(shape: Shape) -> Shape {
+    let probe = json!({"exec": {"command": ["/bin/false"]}, "periodSeconds": 1});
+    shape.field("readinessProbe", probe)
+}
+
+/// Plays with a quick kubelet, the rights, and a plugin that is told so.
+async fn with(
+    stage: &Stage,
+    terms: Value,
+    play: impl AsyncFnOnce(&Stage) -> Result<()>,
+) -> Result<()> {
+    stage.node.kubectl("apply", RIGHTS).await?;
+    clear_ledger(stage).await?;
+    // What was reset in scenarios before counts as well.
+    let mut told = json!({
+        "notReadySeconds": 3, "cooldownSeconds": COOLDOWN.as_secs(),
+        "maxResetsPerHour": 1000, "maxResetsPerHourOnNode": 1000,
+    });
+    for (key, value) in terms.as_object().into_iter().flatten() {
+        told[key] = value.clone();
+    }
+    let config = stage.plugin.run_dir().with_file_name("hard-reset.yaml");
+    fs::write(&config, json!({"hardReset": told}).to_string())?;
+    let (usual, quick) = ("kubelet", "kubelet-quick-back-off");
+    stage.node.swap_kubelet(usual, quick).await?;
+    let told = |sockets: &mut Sockets| sockets.config = Some(config);
+    let played = match stage.plugin.detour(told).await {
+        Ok(()) => play(stage).await,
+        Err(error) => Err(error),
+    };
+    stage.node.swap_kubelet(quick, usual).await?;
+    played
+}
+
+async fn clear_ledger(stage: &Stage) -> Result<()> {
+    let leases = stage.node.objects_in::<Lease>(SYSTEM);
+    let cleared = json!({"metadata": {"annotations": {"hard-resets.reprise.dev": null}}});
+    let params = PatchParams::default();
+    leases.patch(LEASE, &params, &Patch::Merge(cleared)).await?;
+    Ok(())
+}
+
+/// A Deployment, and all that has become of its pods since.
+struct Live {
+    name: String,
+    history: History<Pod>,
+}
+
+impl Live {
+    async fn of(stage: &Stage, replicas: u32, shape: &Shape) -> Result<Self> {
+        // Of a long one, its pods' names have the beginning only.
+        let name = stage.name();
+        let mut ends = name.rsplit('-');
+        let (number, process) = (ends.next(), ends.next());
+        let name = format!(
+            "crash-{}-{}",
+            process.unwrap_or_default(),
+            number.unwrap_or_default()
+        );
+        let selection = watcher::Config::default().labels(&format!("app={name}"));
+        let history = History::start(stage.node.pods(), selection);
+        stage
+            .create::<Deployment>(json!({
+                "apiVersion": "apps/v1",
+                "kind": "Deployment",
+                "metadata": {"name": name},
+                "spec": {
+                    "replicas": replicas,
+                    "selector": {"matchLabels": {"app": name}},
+                    "template": template(stage, shape, &name)?,
+                },
+            }))
+            .await?;
+        Ok(Self { name, history })
+    }
+
+    /// When which pods began to go, in that order.
+    fn gone(&self) -> Vec<(Timestamp, String)> {
+        let mut gone = BTreeMap::new();
+        for pod in self.history.since(0) {
+            // Its time to stop is over then.
+            let grace = pod.metadata.deletion_grace_period_seconds.unwrap_or(0);
+            if let Some(end) = &pod.metadata.deletion_timestamp {
+                let began = end.0 - Duration::from_secs(u64::try_from(grace).unwrap_or(0));
+                gone.entry(pod.uid().unwrap_or_default()).or_insert(began);
+            }
+        }
+        let mut gone: Vec<_> = gone.into_iter().map(|(uid, at)| (at, uid)).collect();
+        gone.sort();
+        gone
+    }
+
+    /// Waits until so many have begun to go.
+    async fn until_gone(&self, count: usize, patience: Duration) -> Result<Vec<String>> {
+        let what = format!("{count} pods go");
+        wait::until(&what, patience, async || {
+            let gone = self.gone();
+            if gone.len() < count {
+                return Ok(Err(format!("{gone:?}, restarts {:?}", self.restarts())));
+            }
+            Ok(Ok(gone.into_iter().map(|(_, uid)| uid).collect()))
+        })
+        .await
+    }
+
+    /// How often the container of each pod was restarted.
+    fn restarts(&self) -> BTreeMap<String, i32> {
+        let mut restarts = BTreeMap::new();
+        for pod in self.history.since(0) {
+            let count = restart_count(&pod);
+            restarts
+                .entry(pod.uid().unwrap_or_default())
+                .and_modify(|most: &mut i32| *most = count.max(*most))
+                .or_insert(count);
+        }
+        restarts
+    }
+
+    async fn until_restarted(&self, count: i32, patience: Duration) -> Result<()> {
+        let what = format!("{count} restarts");
+        wait::until(&what, patience, async || {
+            let restarts = self.restarts();
+            let reached = restarts.values().any(|it| *it >= count);
+            Ok(reached.then_some(()).ok_or_else(|| format!("{restarts:?}")))
+        })
+        .await
+    }
+
+    /// The cooldown was kept between any two that went.
+    fn keeps_the_cooldown(&self) -> Result<()> {
+        for pair in self.gone().windows(2) {
+            let gap = pair[1].0.duration_since(pair[0].0);
+            // The API tells whole seconds.
+            let gap = gap.unsigned_abs() + Duration::from_secs(1);
+            ensure!(gap >= COOLDOWN, "{:?}", self.gone());
+        }
+        Ok(())
+    }
+
+    fn must_stay(&self) -> Result<()> {
+        ensure!(self.gone().is_empty(), "{:?} went", self.gone());
+        Ok(())
+    }
+}
+
+fn restart_count(pod: &Pod) -> i32 {
+    let status = pod.status.as_ref();
+    let statuses = status.and_then(|status| status.container_statuses.as_ref());
+    let statuses = statuses.into_iter().flatten();
+    statuses.map(|it| it.restart_count).max().unwrap_or(0)
+}
+
+/// Events of ours with that reason on objects of that kind whose names begin so.
+async fn events(stage: &Stage, kind: &str, name: &str, reason: &str) -> Result<Vec<String>> {
+    let fields = format!("involvedObject.kind={kind},reason={reason}");
+    let events = stage.node.events();
+    let list = events.list(&ListParams::default().fields(&fields)).await?;
+    let ours = list.items.into_iter().filter(|event: &Event| {
+        let of = event.involved_object.name.as_deref();
+        of.is_some_and(|of| of.starts_with(name))
+    });
+    Ok(ours.filter_map(|event| event.message).collect())
+}
+
+async fn until_told(
+    stage: &Stage,
+    kind: &str,
+    name: &str,
+    reason: &str,
+    patience: Duration,
+) -> Result<String> {
+    let what = format!("event {reason} on a {kind}");
+    wait::until(&what, patience, async || {
+        let told = events(stage, kind, name, reason).await?.pop();
+        Ok(told.ok_or_else(|| "none".to_owned()))
+    })
+    .await
+}
+
+async fn deployments_pods_that_crash_for_ever_are_replaced_one_after_another(
+    stage: Stage,
+) -> Result<()> {
+    with(&stage, json!({}), async |stage| {
+        let live = Live::of(stage, 2, &crashing()).await?;
+        let first = live.until_gone(1, CRASHES).await?;
+        let counts = live.restarts();
+        ensure!(counts[&first[0]] >= MOST, "it went too soon: {counts:?}");
+        let told = until_told(stage, "Pod", &live.name, "HardResetDeferred", CRASHES).await?;
+        ensure!(told.contains("another pod of its owner"), "{told}");
+        ensure!(live.gone().len() == 1, "{:?}", live.gone());
+        let both = live.until_gone(2, COOLDOWN + CRASHES).await?;
+        live.keeps_the_cooldown()?;
+        // What it was is told of on its owner, and kept.
+        let name = &live.name;
+        let on_owner = until_told(stage, "Deployment", name, "HardReset", PATIENCE).await?;
+        for needle in [
+            "evicting pod default/",
+            "so that Deployment",
+            "container trainer ended ",
+            "exit code 1 (Error)",
+            "no lock on /data",
+        ] {
+            ensure!(
+                on_owner.contains(needle),
+                "{needle:?} is not in {on_owner:?}"
+            );
+        }
+        until_told(stage, "Pod", name, "HardReset", PATIENCE).await?;
+        for uid in both {
+            evidence_of(stage, &uid)?;
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// The file about that pod says why it went.
+fn evidence_of(stage: &Stage, uid: &str) -> Result<()> {
+    let dir = stage.plugin.state_dir().join("hard-resets");
+    for entry in fs::read_dir(&dir)? {
+        let path = entry?.path();
+        if path.to_string_lossy().contains(uid) {
+            let kept: Value = serde_json::from_slice(&fs::read(&path)?)?;
+            let exits = kept["history"]["trainer"].as_array().map_or(0, Vec::len);
+            ensure!(exits >= 8, "{kept}");
+            let log = kept["logs"]["trainer"].to_string();
+            ensure!(log.contains("no lock on /data"), "{kept}");
+            let status = &kept["status"]["containerStatuses"][0];
+            ensure!(status["name"] == "trainer", "{kept}");
+            return Ok(());
+        }
+    }
+    anyhow::bail!("nothing is kept of {uid} in {}", dir.display())
+}
+
+async fn pods_that_do_not_say_are_reset_where_that_is_the_default(stage: Stage) -> Result<()> {
+    let terms = json!({"default": "DeletePod", "maxRestartsOnNode": 2});
+    with(&stage, terms, async |stage| {
+        let silent = crashing().without_annotations();
+        let stays = silent.clone().annotation(POLICY, "action: None");
+        let stays = Live::of(stage, 1, &stays).await?;
+        let live = Live::of(stage, 1, &silent).await?;
+        live.until_gone(1, CRASHES).await?;
+        stays.until_restarted(4, CRASHES).await?;
+        sleep(SOON).await;
+        stays.must_stay()
+    })
+    .await
+}
+
+async fn plain_deletion_heeds_no_budget_where_that_is_configured_and_allowed(
+    stage: Stage,
+) -> Result<()> {
+    let terms = json!({"method": "Delete", "maxRestartsOnNode": 2});
+    with(&stage, terms, async |stage| {
+        let live = Live::of(stage, 1, &crashing()).await?;
+        forbid_disruption(stage, &live.name).await?;
+        let told = until_told(stage, "Pod", &live.name, "HardResetDenied", CRASHES).await?;
+        ensure!(told.contains("delete pods"), "{told}");
+        live.must_stay()?;
+        let roles = stage.node.objects_of_cluster::<ClusterRole>();
+        let role = serde_json::from_value(json!({
+            "metadata": {"name": DELETION},
+            "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["delete"]}],
+        }))?;
+        roles.create(&PostParams::default(), &role).await?;
+        let bindings = stage.node.objects_of_cluster::<ClusterRoleBinding>();
+        let mut binding = bindings.get(ROLE).await?;
+        binding.metadata = serde_json::from_value(json!({"name": DELETION}))?;
+        DELETION.clone_into(&mut binding.role_ref.name);
+        bindings.create(&PostParams::default(), &binding).await?;
+        let gone = live.until_gone(1, PATIENCE).await;
+        roles.delete(DELETION, &DeleteParams::default()).await?;
+        bindings.delete(DELETION, &DeleteParams::default()).await?;
+        gone.map(drop)
+    })
+    .await
+}
+
+/// They know each other only by what is in the cluster.
+async fn two_plugins_keep_one_cooldown(stage: Stage) -> Result<()> {
+    let terms = json!({"maxRestartsOnNode": 2, "maxResetsPerOwner": 100});
+    with(&stage, terms, async |stage| {
+        let dir = tempfile::tempdir()?;
+        let mut sockets = Sockets::of(&stage.node);
+        sockets.config = Some(stage.plugin.run_dir().with_file_name("hard-reset.yaml"));
+        let mut second = stage.plugin.command(dir.path(), &sockets);
+        second.args(["--nri-index", "20"]).stderr(Stdio::null());
+        let mut second = second.spawn()?;
+        let raced = async {
+            let live = Live::of(stage, 3, &crashing()).await?;
+            live.until_gone(4, 5 * COOLDOWN).await?;
+            live.keeps_the_cooldown()?;
+            // Each of them has done some, or has tried.
+            let kept = |dir: &std::path::Path| fs::read_dir(dir.join("hard-resets"));
+            let files = kept(&dir.path().join("state"))?.count();
+            let others = kept(&stage.plugin.state_dir())?.count();
+            ensure!(files + others >= 4, "{files} and {others} files");
+            Ok(())
+        };
+        let raced = raced.await;
+        second.kill()?;
+        second.wait()?;
+        raced
+    })
+    .await
+}
+
+async fn two_hundred_races_for_a_reset_have_one_winner_each(stage: Stage) -> Result<()> {
+    const NODES: usize = 4;
+    stage.node.kubectl("apply", RIGHTS).await?;
+    let client = stage.node.client_of_plugin().await?;
+    // Of a cluster that is so large that its budget does not matter.
+    let terms = Terms {
+        max_resets_per_hour: 10_000,
+        ..Terms::default()
+    };
+    clear_ledger(&stage).await?;
+    for round in 0..200 {
+        let race = (0..NODES).map(|node| {
+            let reservations = Reservations::new(client.clone(), &format!("node-{node}"));
+            let terms = terms.clone();
+            let claim = Claim {
+                owner: format!("owner-{round}"),
+                namespace: "default".to_owned(),
+                pod: format!("pod-{round}-{node}"),
+            };
+            tokio::spawn(async move { reservations.ask(&claim, &terms).await })
+        });
+        let mut winners = 0;
+        for asked in futures::future::join_all(race).await {
+            match asked?.context("a node has no answer")? {
+                Verdict::Granted => winners += 1,
+                Verdict::Wait { wait, .. } => {
+                    ensure!(wait <= Duration::from_secs(121), "{wait:?}");
+                }
+                given_up @ Verdict::GivenUp { .. } => anyhow::bail!("{given_up:?}"),
+            }
+        }
+        ensure!(winners == 1, "round {round} has {winners} winners");
+    }
+    clear_ledger(&stage).await
+}
+
+/// A budget of disruption for the pods of that label, which has no room.
+async fn forbid_disruption(stage: &Stage, app: &str) -> Result<String> {
+    let name = stage.name();
+    stage
+        .create::<PodDisruptionBudget>(json!({
+            "apiVersion": "policy/v1",
+            "kind": "PodDisruptionBudget",
+            "metadata": {"name": name},
+            "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": app}}},
+        }))
+        .await?;
+    Ok(name)
+}
+
+async fn budget_of_disruption_forbids_a_reset_until_it_allows_it(stage: Stage) -> Result<()> {
+    with(&stage, json!({"maxRestartsOnNode": 2}), async |stage| {
+        let live = Live::of(stage, 1, &crashing()).await?;
+        let name = forbid_disruption(stage, &live.name).await?;
+        let told = until_told(stage, "Pod", &live.name, "HardResetRefused", CRASHES).await?;
+        ensure!(
+            told.contains("disruption budget") && told.contains(&name),
+            "{told}"
+        );
+        live.until_restarted(6, CRASHES).await?;
+        live.must_stay()?;
+        let budgets = stage.node.objects::<PodDisruptionBudget>();
+        // To allow one more that is unavailable is not enough: none of them is available.
+        let allowed = json!({"spec": {"unhealthyPodEvictionPolicy": "AlwaysAllow"}});
+        let params = PatchParams::default();
+        budgets
+            .patch(&name, &params, &Patch::Merge(allowed))
+            .await?;
+        // By then it may be tried once in 80 s.
+        live.until_gone(1, CRASHES).await?;
+        Ok(())
+    })
+    .await
+}
+
+async fn pod_that_was_ready_is_not_reset(stage: Stage) -> Result<()> {
+    let terms = json!({"maxRestartsOnNode": 2, "notReadySeconds": 30});
+    with(&stage, terms, async |stage| {
+        // Ready whenever it runs, as there is no probe.
+        let shape = Shape::always()
+            .regular("trainer")
+            .at_first("sleep 2; exit 1\n");
+        let live = Live::of(stage, 1, &shape.annotation(POLICY, "action: DeletePod")).await?;
+        live.until_restarted(8, CRASHES).await?;
+        sleep(SOON).await;
+        live.must_stay()
+    })
+    .await
+}
+
+/// The kubelet tells of the first few only: of one pod it publishes 25 events, and then one in five minutes.
+async fn restarts_by_a_probe_do_not_count(stage: Stage) -> Result<()> {
+    with(&stage, json!({"maxRestartsOnNode": 2}), async |stage| {
+        let probe = json!({
+            "exec": {"command": ["/bin/false"]},
+            "initialDelaySeconds": 1, "periodSeconds": 1, "failureThreshold": 2,
+        });
+        // As if it had crashed by itself.
+        let shape = Shape::always().regular("trainer").on_term("exit 3");
+        let shape = never_ready(shape).field("livenessProbe", probe);
+        let live = Live::of(stage, 1, &shape.annotation(POLICY, "action: DeletePod")).await?;
+        live.until_restarted(14, 2 * CRASHES).await?;
+        sleep(SOON).await;
+        live.must_stay()
+    })
+    .await
+}
+
+async fn pod_without_a_controller_stays_and_is_told_so(stage: Stage) -> Result<()> {
+    with(&stage, json!({"maxRestartsOnNode": 2}), async |stage| {
+        let pod = stage.pod(crashing()).await?;
+        let told = until_told(stage, "Pod", &pod.name, "HardResetImpossible", PATIENCE).await?;
+        ensure!(told.contains("no controller"), "{told}");
+        let pods = stage.node.pods();
+        wait::until("it crashes often", CRASHES, async || {
+            let seen = pods.get(&pod.name).await?;
+            let count = restart_count(&seen);
+            Ok((count >= 5).then_some(()).ok_or_else(|| count.to_string()))
+        })
+        .await?;
+        sleep(SOON).await;
+        let seen = pods.get(&pod.name).await?;
+        ensure!(seen.uid().as_ref() == Some(&pod.uid), "it is another one");
+        ensure!(seen.metadata.deletion_timestamp.is_none(), "it went");
+        Ok(())
+    })
+    .await
+}
+
+async fn owner_whom_resets_do_not_help_is_given_up(stage: Stage) -> Result<()> {
+    let terms = json!({"maxRestartsOnNode": 2, "cooldownSeconds": 1, "maxResetsPerOwner": 2, "windowSeconds": 70});
+    with(&stage, terms, async |stage| {
+        let live = Live::of(stage, 1, &crashing()).await?;
+        let name = &live.name;
+        live.until_gone(2, CRASHES).await?;
+        let told = until_told(stage, "Deployment", name, "HardResetGivenUp", CRASHES).await?;
+        ensure!(told.contains("bug of the application"), "{told}");
+        until_told(stage, "Pod", name, "HardResetGivenUp", PATIENCE).await?;
+        ensure!(live.gone().len() == 2, "{:?}", live.gone());
+        // Until the first is out of the window.
+        live.until_gone(3, CRASHES).await?;
+        let gone = live.gone();
+        let gap = gone[2].0.duration_since(gone[0].0).unsigned_abs();
+        ensure!(gap >= Duration::from_secs(69), "{gone:?}");
+        let uids: BTreeSet<_> = gone.iter().map(|(_, uid)| uid).collect();
+        ensure!(uids.len() == 3, "{gone:?}");
+        Ok(())
+    })
+    .await
+}
+
+async fn restarts_are_counted_across_the_death_of_plugin_and_api_server(
+    stage: Stage,
+) -> Result<()> {
+    with(&stage, json!({}), async |stage| {
+        let live = Live::of(stage, 1, &crashing()).await?;
+        live.until_restarted(3, CRASHES).await?;
+        stage.plugin.kill().await?;
+        stage.plugin.start().await?;
+        stage.plugin.until_ready(1).await?;
+        live.until_restarted(5, CRASHES).await?;
+        stage.node.start_again("apiserver").await?;
+        let gone = live.until_gone(1, CRASHES).await?;
+        let restarts = live.restarts()[&gone[0]];
+        // Had it counted anew at either death, there would be seven more.
+        ensure!((MOST..MOST + 3).contains(&restarts), "{restarts} restarts");
+        Ok(())
+    })
+    .await
+}
+
+async fn nothing_is_reset_without_the_rights(stage: Stage) -> Result<()> {
+    with(&stage, json!({"maxRestartsOnNode": 2}), async |stage| {
+        let bindings = stage.node.objects_of_cluster::<ClusterRoleBinding>();
+        bindings.delete(ROLE, &DeleteParams::default()).await?;
+        let live = Live::of(stage, 1, &crashing()).await?;
+        let told = until_told(stage, "Pod", &live.name, "HardResetDenied", CRASHES).await?;
+        ensure!(told.contains(RIGHTS), "{told}");
+        live.until_restarted(5, CRASHES).await?;
+        live.must_stay()?;
+        stage.node.kubectl("apply", RIGHTS).await?;
+        live.until_gone(1, PATIENCE).await?;
+        Ok(())
+    })
+    .await
+}
