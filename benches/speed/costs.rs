@@ -54,6 +54,7 @@ pub(crate) struct Costs {
     /// As many bytes, to a peer that answers at once: what the machine takes by itself.
     pub(crate) echo_us: Vec<f64>,
     pub(crate) create_container_us: Vec<f64>,
+    pub(crate) echo_behind_hostile_us: Vec<f64>,
     pub(crate) create_container_behind_hostile_us: Vec<f64>,
     pub(crate) create_container_with_hostile_us: Vec<f64>,
     pub(crate) hook_ms: Vec<f64>,
@@ -96,6 +97,7 @@ pub(crate) async fn measure(
         busy_percent: handler.busy_percent,
         echo_us: handler.echo_us,
         create_container_us: handler.took_us,
+        echo_behind_hostile_us: handler.echo_behind_hostile_us,
         create_container_behind_hostile_us: handler.behind_hostile_us,
         create_container_with_hostile_us: handler.with_hostile_us,
         hook_ms,
@@ -177,6 +179,8 @@ struct Handler {
     echo_us: Vec<f64>,
     /// Microseconds from asking about a container of a pod without rules to the answer.
     took_us: Vec<f64>,
+    /// And those behind a question about a hostile pod, in turns with the next.
+    echo_behind_hostile_us: Vec<f64>,
     /// The same while the plugin reads what a pod that means harm has for annotations: its first container has been asked
     /// about just before.
     behind_hostile_us: Vec<f64>,
@@ -227,12 +231,17 @@ async fn handler(stage: &Stage, pods: &[Arc<LivePod>], calls: u32) -> Result<Han
     let calls = calls.div_ceil(HOSTILE);
     say(&format!("{calls} more, each behind one of a hostile pod"));
     let (mut behind_hostile_us, mut with_hostile_us) = (Vec::new(), Vec::new());
+    let mut echo_behind_hostile_us = Vec::new();
     for call in 0..calls {
         // A runtime asks about one container at a time (`Adaptation.CreateContainer`, NRI's `pkg/adaptation`).
-        let (_, first) = runtime.create_container(&hostile_one(call))?;
+        let (_, first) = runtime.create_container(&hostile_one(2 * call))?;
         let then = unchanged(&mut runtime, &without_rules(call))?;
         behind_hostile_us.push(then);
         with_hostile_us.push(first.as_secs_f64() * 1e6 + then);
+        std::thread::sleep(BETWEEN_HOSTILE);
+        // What the plugin does meanwhile takes the cores from everybody.
+        runtime.create_container(&hostile_one(2 * call + 1))?;
+        echo_behind_hostile_us.push(echo.answers()?);
         std::thread::sleep(BETWEEN_HOSTILE);
     }
     Ok(Handler {
@@ -240,6 +249,7 @@ async fn handler(stage: &Stage, pods: &[Arc<LivePod>], calls: u32) -> Result<Han
         busy_percent,
         echo_us,
         took_us,
+        echo_behind_hostile_us,
         behind_hostile_us,
         with_hostile_us,
     })
