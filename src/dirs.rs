@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::panic::resume_unwind;
 use std::path::Path;
 use std::time::Duration;
@@ -50,15 +51,28 @@ pub(crate) fn within(dir: &Path, work: impl Fn() -> io::Result<()>) -> io::Resul
 /// Writes a file, whole or not at all. What was there before is worse than nothing: it says that something is not as far as
 /// it is.
 pub(crate) fn write_whole(path: &Path, value: &impl Serialize) -> io::Result<()> {
+    let written = replace_whole(path, value);
+    if written.is_err() {
+        // Where that is not possible either, nothing else is.
+        let _ = fs::remove_file(path);
+    }
+    written
+}
+
+/// Writes a file for root alone, or leaves what was there before.
+pub(crate) fn replace_whole(path: &Path, value: &impl Serialize) -> io::Result<()> {
     let text = serde_json::to_vec(value)?;
     let new = path.with_extension("new");
-    let write = || fs::write(&new, &text).and_then(|()| fs::rename(&new, path));
+    let write = || {
+        let mut options = fs::OpenOptions::new();
+        let options = options.write(true).create(true).truncate(true);
+        options.mode(0o600).open(&new)?.write_all(&text)?;
+        fs::rename(&new, path)
+    };
     let written = within(path.parent().unwrap_or(path), write);
     if written.is_err() {
-        for stale in [path, &new] {
-            // Where that is not possible either, nothing else is.
-            let _ = fs::remove_file(stale);
-        }
+        // As above.
+        let _ = fs::remove_file(&new);
     }
     written
 }
@@ -147,6 +161,25 @@ mod tests {
             assert!(matches!(error, DirError::Shared), "{error}");
             assert_eq!(mode(dir.path()), shared);
         }
+    }
+
+    /// A state directory with a file in it, and no room for another.
+    fn full() -> (tempfile::TempDir, std::path::PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file.json");
+        replace_whole(&path, &1).unwrap();
+        assert_eq!(mode(&path), 0o600);
+        fs::create_dir(dir.path().join("file.new")).unwrap();
+        (dir, path)
+    }
+
+    #[test]
+    fn what_cannot_be_written_leaves_what_was_there_only_where_that_is_of_use() {
+        let (_dir, path) = full();
+        replace_whole(&path, &2).unwrap_err();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "1");
+        write_whole(&path, &2).unwrap_err();
+        assert!(!path.exists());
     }
 
     #[test]

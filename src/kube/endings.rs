@@ -20,6 +20,9 @@ use crate::ids::{ContainerName, PodKey, PodUid};
 
 /// How long the API server may take over it.
 const LIMIT: Duration = Duration::from_secs(2);
+/// So many are looked at. The kubelet publishes no more than some forty of one pod in the hour for which they are kept
+/// (`EventSourceObjectSpamFilter`, client-go `tools/record/events_cache.go`); whoever else may write events may write any number.
+const MOST: u32 = 500;
 /// The reason of the event (`KillingContainer`, `pkg/kubelet/events/event.go`).
 const REASON: &str = "Killing";
 /// How its message begins if it gives no reason.
@@ -73,7 +76,8 @@ impl Endings {
     async fn list(&self, pod: &PodKey, uid: &PodUid) -> Option<Vec<Event>> {
         let api = Api::<Event>::namespaced(self.client.clone(), &pod.namespace);
         let of_pod = format!("involvedObject.uid={uid},reason={REASON}");
-        match timeout(LIMIT, api.list(&ListParams::default().fields(&of_pod))).await {
+        let params = ListParams::default().fields(&of_pod).limit(MOST);
+        match timeout(LIMIT, api.list(&params)).await {
             Ok(Ok(events)) => Some(events.items),
             Ok(Err(error)) => {
                 self.tell(pod, &error);
@@ -84,19 +88,6 @@ impl Endings {
                 None
             }
         }
-    }
-
-    /// The containers of that pod that the kubelet has ended to start them again, with when it did so last, in seconds since
-    /// the epoch. `None`: nobody can tell.
-    pub(crate) async fn restarted(
-        &self,
-        pod: &PodKey,
-        uid: &PodUid,
-    ) -> Option<Vec<(ContainerName, i64)>> {
-        let events = self.list(pod, uid).await?;
-        let restarted = events.iter();
-        let restarted = restarted.filter_map(|it| Some((starts_again(it)?, last(it)?.as_second())));
-        Some(restarted.collect())
     }
 
     /// Says once what is the same for every pod.
@@ -241,39 +232,8 @@ mod tests {
                 uri.contains("involvedObject.uid%3Du%2Creason%3DKilling"),
                 "{uri}"
             );
+            assert!(uri.contains("limit=500"), "{uri}");
         }
-    }
-
-    async fn restarted(status: StatusCode, answer: Value) -> Option<Vec<(ContainerName, i64)>> {
-        let (service, mut server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
-        let endings = Endings::new(Client::new(service, "default"));
-        let pod = PodKey {
-            namespace: "n".to_owned(),
-            name: "p".to_owned(),
-        };
-        let asked = tokio::spawn(async move { endings.restarted(&pod, &"u".into()).await });
-        let (_, send) = server.next_request().await.unwrap();
-        let body = Body::from(answer.to_string().into_bytes());
-        send.send_response(Response::builder().status(status).body(body).unwrap());
-        asked.await.unwrap()
-    }
-
-    #[tokio::test]
-    async fn containers_that_the_kubelet_restarts_are_told_from_those_that_it_stops() {
-        let at = "1970-01-01T00:01:40Z";
-        let events = [
-            event("p.1", "Stopping container a", at),
-            event(
-                "p.2",
-                "Container a failed liveness probe, will be restarted",
-                at,
-            ),
-        ];
-        let list = json!({"metadata": {}, "items": events});
-        let found = restarted(StatusCode::OK, list).await;
-        assert_eq!(found, Some(vec![("a".into(), 100)]));
-        let denial = json!({"status": "Failure", "code": 403, "message": "no"});
-        assert_eq!(restarted(StatusCode::FORBIDDEN, denial).await, None);
     }
 
     #[tokio::test]

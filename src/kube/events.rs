@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Duration, timeout};
 
 use crate::ids::{PodKey, PodUid};
@@ -21,6 +21,8 @@ const LONGEST_ACTION: usize = 128;
 const LONGEST_INSTANCE: usize = 128;
 /// How long the API server may take over one event.
 const LIMIT: Duration = Duration::from_secs(10);
+/// How long anybody waits for his events.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// How serious an event is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,10 +33,18 @@ pub enum EventKind {
     Warning,
 }
 
-/// Publishes events; never waits, never fails.
+/// Publishes events; never fails.
 #[derive(Debug, Clone)]
 pub struct Events {
-    queue: mpsc::Sender<(ObjectReference, Event)>,
+    queue: mpsc::Sender<Queued>,
+}
+
+/// What waits for the API server.
+struct Queued {
+    on: ObjectReference,
+    event: Event,
+    /// Dropped when that is over.
+    over: oneshot::Sender<()>,
 }
 
 impl Events {
@@ -71,6 +81,34 @@ impl Events {
         reason: &str,
         message: &str,
     ) {
+        drop(self.enqueue(on, kind, reason, message));
+    }
+
+    /// The same on a pod and an owner, and waits until the API server has taken both, but not for long.
+    pub(crate) async fn publish_before(
+        &self,
+        (pod, uid): (&PodKey, &PodUid),
+        owner: ObjectReference,
+        kind: EventKind,
+        reason: &str,
+        message: &str,
+    ) {
+        let on_pod = self.enqueue(of_pod(pod, uid), kind, reason, message);
+        let on_owner = self.enqueue(owner, kind, reason, message);
+        // It is over when the other end is gone.
+        let both = async { (on_pod.await, on_owner.await) };
+        if timeout(PATIENCE, both).await.is_err() {
+            tracing::debug!(%pod, reason, "does not wait for an event any longer");
+        }
+    }
+
+    fn enqueue(
+        &self,
+        on: ObjectReference,
+        kind: EventKind,
+        reason: &str,
+        message: &str,
+    ) -> oneshot::Receiver<()> {
         let event = Event {
             type_: match kind {
                 EventKind::Normal => EventType::Normal,
@@ -83,13 +121,15 @@ impl Events {
             action: words(message, LONGEST_ACTION),
             secondary: None,
         };
-        if self.queue.try_send((on, event)).is_err() {
+        let (over, is_over) = oneshot::channel();
+        if self.queue.try_send(Queued { on, event, over }).is_err() {
             tracing::debug!(
                 reason,
                 message,
                 "dropped an event: the API server is too slow"
             );
         }
+        is_over
     }
 }
 
@@ -109,8 +149,8 @@ fn words(message: &str, longest: usize) -> String {
     text::cut(&text::printable(message), longest).into_owned()
 }
 
-async fn publish_all(recorder: Recorder, mut queue: mpsc::Receiver<(ObjectReference, Event)>) {
-    while let Some((on, event)) = queue.recv().await {
+async fn publish_all(recorder: Recorder, mut queue: mpsc::Receiver<Queued>) {
+    while let Some(Queued { on, event, over }) = queue.recv().await {
         let reason = &event.reason;
         match timeout(LIMIT, recorder.publish(&event, &on)).await {
             Ok(Ok(())) => {}
@@ -118,6 +158,7 @@ async fn publish_all(recorder: Recorder, mut queue: mpsc::Receiver<(ObjectRefere
             Ok(Err(error)) => tracing::debug!(%error, reason, "could not publish an event"),
             Err(_) => tracing::debug!(reason, "the API server did not take an event in time"),
         }
+        drop(over);
     }
 }
 
@@ -176,6 +217,43 @@ mod tests {
                 message
             );
             answer.send_response(Response::new(Body::from(body.to_vec())));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_for_his_events_does_so_until_they_are_taken_but_not_for_long() {
+        for is_there in [true, false] {
+            let (service, mut server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+            let events = Events::new(Client::new(service, "default"), "node-1");
+            let pod = PodKey {
+                namespace: "n".to_owned(),
+                name: "p".to_owned(),
+            };
+            let (uid, owner, kind) = ("u1".into(), of_pod(&pod, &"u2".into()), EventKind::Warning);
+            let began = tokio::time::Instant::now();
+            let published = events.publish_before((&pod, &uid), owner, kind, "HardReset", "a");
+            let serve = async {
+                for _ in 0..2 {
+                    let (request, answer) = server.next_request().await.unwrap();
+                    tokio::time::sleep(PATIENCE / 4).await;
+                    if is_there {
+                        let body = request.into_body().collect_bytes().await.unwrap();
+                        answer.send_response(Response::new(Body::from(body.to_vec())));
+                    } else {
+                        std::future::pending::<()>().await;
+                    }
+                }
+                std::future::pending::<()>().await;
+            };
+            tokio::select! {
+                () = published => {}
+                () = serve => {}
+            }
+            let waited = if is_there { PATIENCE / 2 } else { PATIENCE };
+            assert!(
+                began.elapsed().abs_diff(waited) < PATIENCE / 8,
+                "{is_there}"
+            );
         }
     }
 

@@ -25,8 +25,8 @@ pub(crate) enum Evicted {
     Changed,
     /// A budget of disruption forbids it; in its words.
     Refused(String),
-    /// The right to it is missing.
-    Denied(&'static str),
+    /// The right to it is missing, or somebody else forbids it; in the API server's words.
+    Denied(&'static str, String),
     /// The API server does not do it now.
     Away(String),
 }
@@ -83,9 +83,10 @@ impl Evictions {
         }
     }
 
-    /// Deletes it, whatever any budget says.
-    pub(crate) async fn delete(&self, version: &Version) -> Evicted {
+    /// Deletes it, whatever any budget says; or only asks whether that would be allowed.
+    pub(crate) async fn delete(&self, version: &Version, dry_run: bool) -> Evicted {
         let params = DeleteParams {
+            dry_run,
             preconditions: Some(Preconditions {
                 uid: Some(version.uid.clone()),
                 resource_version: Some(version.seen.clone()),
@@ -124,7 +125,7 @@ fn ending(error: &Error, right: &'static str) -> Evicted {
     match (status.code, budgets.next()) {
         (429, Some(cause)) => Evicted::Refused(format!("{} {}", status.message, cause.message)),
         (404 | 409, _) => Evicted::Changed,
-        (403, _) => Evicted::Denied(right),
+        (403, _) => Evicted::Denied(right, status.message.clone()),
         // Several budgets match the pod, which none of them can allow (`pkg/registry/core/pod/storage/eviction.go`).
         (500, _) if status.message.contains("PodDisruptionBudget") => {
             Evicted::Refused(status.message.clone())
@@ -194,12 +195,15 @@ mod tests {
 
     #[tokio::test]
     async fn a_deletion_is_of_that_very_pod_as_well() {
-        let delete = async |it: &Evictions| it.delete(&version()).await;
-        let (ending, method, path, body) = answered(200, success(), delete).await;
-        assert_eq!((ending, method), (Evicted::Done, Method::DELETE));
-        assert_eq!(path, "/api/v1/namespaces/n/pods/p");
-        let preconditions = json!({"uid": "u1", "resourceVersion": "7"});
-        assert_eq!(body["preconditions"], preconditions);
+        for (dry_run, told) in [(true, json!(["All"])), (false, Value::Null)] {
+            let delete = async |it: &Evictions| it.delete(&version(), dry_run).await;
+            let (ending, method, path, body) = answered(200, success(), delete).await;
+            assert_eq!((ending, method), (Evicted::Done, Method::DELETE));
+            assert_eq!(path, "/api/v1/namespaces/n/pods/p");
+            let preconditions = json!({"uid": "u1", "resourceVersion": "7"});
+            assert_eq!(body["preconditions"], preconditions);
+            assert_eq!(body["dryRun"], told);
+        }
     }
 
     #[tokio::test]
@@ -216,7 +220,11 @@ mod tests {
             (429, json!([]), Evicted::Away("Cannot evict.".into())),
             (409, json!([]), Evicted::Changed),
             (404, json!([]), Evicted::Changed),
-            (403, json!([]), Evicted::Denied("create pods/eviction")),
+            (
+                403,
+                json!([]),
+                Evicted::Denied("create pods/eviction", "Cannot evict.".into()),
+            ),
             (503, json!([]), Evicted::Away("Cannot evict.".into())),
         ] {
             let evict = async |it: &Evictions| it.evict(&version(), false).await;

@@ -122,18 +122,26 @@ async fn find(
     namespace: &str,
     owner: &OwnerReference,
 ) -> Result<Option<DynamicObject>, OwnerError> {
-    let Some(resource) = resource(owner) else {
+    let Some(resource) = resource(owner).filter(|_| is_name(&owner.name)) else {
         return Ok(None);
     };
     let api = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &resource);
     match timeout(LIMIT, api.get_opt(&owner.name)).await {
-        Ok(Ok(found)) => Ok(found.filter(|it| it.metadata.uid.as_ref() == Some(&owner.uid))),
+        Ok(Ok(found)) => Ok(found.filter(|it| {
+            let meta = &it.metadata;
+            meta.uid.as_ref() == Some(&owner.uid) && meta.name.as_ref() == Some(&owner.name)
+        })),
         Ok(Err(Error::Api(status))) if status.code == 403 => {
             Err(OwnerError::Denied(format!("{} {}", owner.kind, owner.name)))
         }
         Ok(Err(error)) => Err(OwnerError::Away(error.to_string())),
         Err(_) => Err(OwnerError::Away("the API server does not answer".into())),
     }
+}
+
+/// Whether it stays one segment of a path: the API server takes any name in an owner reference.
+fn is_name(name: &str) -> bool {
+    !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '?', '#', '%'])
 }
 
 /// Whether it takes the pod for its own and wants any: it lets go of pods that its selector does not match
@@ -235,6 +243,22 @@ mod tests {
         }
         let mine = replica_set("r1", &json!({"app": "a"}), &above);
         assert_eq!(asked(claimed(), vec![Some(mine)]).await.unwrap().uid, "r1");
+    }
+
+    #[tokio::test]
+    async fn a_name_that_is_none_is_not_asked_for() {
+        for name in ["", "..", "../../x", "x?y", "x#", "x%2f"] {
+            let mut claimed = controller("ReplicaSet", "r1");
+            claimed["name"] = json!(name);
+            let result = asked(claimed, Vec::new()).await;
+            assert!(matches!(result, Err(OwnerError::None(_))), "{name}");
+        }
+        // Nor is another one's object taken for it.
+        let above = json!({"apiVersion": "x/v1", "kind": "Rollout", "name": "x", "uid": "o", "controller": true});
+        let mut other = replica_set("r1", &json!({"app": "a"}), &above);
+        other["metadata"]["name"] = json!("y");
+        let result = asked(controller("ReplicaSet", "r1"), vec![Some(other)]).await;
+        assert!(matches!(result, Err(OwnerError::None(_))), "{result:?}");
     }
 
     #[test]

@@ -51,7 +51,7 @@ impl Pods {
     pub fn watch(
         client: Client,
         node: &str,
-        beside: impl Fn(&Event<Pod>) + Send + 'static,
+        mut beside: impl FnMut(&Event<Pod>) + Send + 'static,
     ) -> (Self, mpsc::UnboundedReceiver<PodChange>) {
         let pods = Self::default();
         let (changes, receiver) = mpsc::unbounded_channel();

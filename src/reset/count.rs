@@ -8,23 +8,14 @@ use serde::{Deserialize, Serialize};
 use super::sighting::{Exit, Watched};
 use super::terms::Terms;
 use crate::clock::Moment;
-use crate::ids::{ContainerId, ContainerName, ExitCode};
+use crate::ids::{ContainerId, ExitCode};
 
 /// How many exits are remembered for people.
 const REMEMBERED: usize = 10;
 /// The API tells whole seconds.
 const ROUNDING: Duration = Duration::from_secs(2);
-/// By SIGKILL and by SIGTERM.
-const STOPPED: [ExitCode; 2] = [ExitCode(137), ExitCode(143)];
-
-/// That the kubelet ended a container because of a probe, as its event says.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct ProbeKill {
-    /// Which container.
-    pub(super) container: ContainerName,
-    /// When for the last time, in seconds since the epoch.
-    pub(super) at: i64,
-}
+/// The reason that no probe can be behind.
+const OUT_OF_MEMORY: &str = "OOMKilled";
 
 /// The exits of one container.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,8 +24,6 @@ pub(super) struct Count {
     /// Exits of attempts with lower numbers are accounted for.
     through: u32,
     running: Option<Running>,
-    /// A probe has ended it before.
-    probed: bool,
     history: VecDeque<Told>,
 }
 
@@ -61,9 +50,7 @@ enum Cause {
     Counted,
     /// An init container has done its work.
     Completed,
-    /// A probe had failed, as the kubelet says.
-    Probe,
-    /// Nobody says so, but a probe may have failed.
+    /// A probe may have failed.
     PerhapsProbe,
 }
 
@@ -77,16 +64,9 @@ impl Count {
         }
     }
 
-    /// Takes in what is told of the container now. `kills`: what the kubelet says of probes; `None`: nobody knows. `unseen`:
-    /// whether exits that nobody told of count as well, because no attempt can have run well in the meantime.
-    pub(super) fn note(
-        &mut self,
-        seen: &Watched,
-        kills: Option<&[ProbeKill]>,
-        unseen: bool,
-        terms: &Terms,
-        now: &Moment,
-    ) {
+    /// Takes in what is told of the container now. `unseen`: whether exits that nobody told of count as well, because no
+    /// attempt can have run well in the meantime.
+    pub(super) fn note(&mut self, seen: &Watched, unseen: bool, terms: &Terms, now: &Moment) {
         let unseen = unseen && seen.probed_after.is_none() && !seen.completes;
         // Perhaps it has ended before that, and nobody told so: then too much is forgotten.
         if self.has_run(terms, now) {
@@ -101,7 +81,7 @@ impl Count {
             if exit.ran() >= terms.forgotten_after() {
                 self.counted = 0;
             }
-            let cause = self.judge(exit, seen, kills);
+            let cause = judge(exit, seen);
             self.counted = self
                 .counted
                 .saturating_add(u32::from(cause == Cause::Counted));
@@ -116,12 +96,6 @@ impl Count {
                 since_up_ms: now.up_ms,
             },
         });
-    }
-
-    /// Whether it matters what the kubelet says of probes.
-    pub(super) fn asks_for_probes(&self, seen: &Watched) -> bool {
-        let mut exits = seen.exits.iter();
-        seen.probed_after.is_some() && exits.any(|exit| exit.attempt >= self.through)
     }
 
     /// So many times it has ended since it last ran well.
@@ -158,33 +132,6 @@ impl Count {
         self.through = self.through.max(attempt);
     }
 
-    /// Restarts because of a failed probe do not count (enhancements#5734, "Risks and Mitigation"). Nothing but an event
-    /// tells of them, and the kubelet drops events where it has many for one pod (`EventSourceObjectSpamFilter`, client-go
-    /// `tools/record/events_cache.go`): so an exit that a probe may have caused counts only if it does not look like it.
-    fn judge(&mut self, exit: &Exit, seen: &Watched, kills: Option<&[ProbeKill]>) -> Cause {
-        if seen.completes && exit.code == ExitCode::SUCCESS {
-            return Cause::Completed;
-        }
-        let Some(soonest) = seen.probed_after else {
-            return Cause::Counted;
-        };
-        if exit.reason == "OOMKilled" || exit.ran() + ROUNDING < soonest {
-            return Cause::Counted;
-        }
-        let Some(kills) = kills else {
-            return Cause::PerhapsProbe;
-        };
-        let mut kills = kills.iter().filter(|kill| kill.container == seen.name);
-        if kills.any(|kill| (exit.started..=exit.finished).contains(&kill.at)) {
-            self.probed = true;
-            return Cause::Probe;
-        }
-        if self.probed || STOPPED.contains(&exit.code) {
-            return Cause::PerhapsProbe;
-        }
-        Cause::Counted
-    }
-
     fn remember(&mut self, exit: &Exit, counts: Cause) {
         if self.history.len() == REMEMBERED {
             self.history.pop_front();
@@ -195,6 +142,23 @@ impl Count {
             reason: exit.reason.clone(),
             counts,
         });
+    }
+}
+
+/// Restarts because of a failed probe do not count (enhancements#5734, "Risks and Mitigation"). Nothing but an event tells of
+/// them, and the kubelet drops most events of a pod that has many (`EventSourceObjectSpamFilter`, client-go
+/// `tools/record/events_cache.go`), those among them: so no exit counts that a probe may have caused.
+fn judge(exit: &Exit, seen: &Watched) -> Cause {
+    if seen.completes && exit.code == ExitCode::SUCCESS {
+        return Cause::Completed;
+    }
+    let perhaps = seen
+        .probed_after
+        .is_some_and(|soonest| exit.ran() + ROUNDING >= soonest);
+    if perhaps && exit.reason != OUT_OF_MEMORY {
+        Cause::PerhapsProbe
+    } else {
+        Cause::Counted
     }
 }
 
@@ -248,7 +212,7 @@ pub(super) mod tests {
 
     fn noted(count: &mut Count, seen: &Watched, clock: &Clock) -> u32 {
         let terms = Terms::default();
-        count.note(seen, Some(&[]), false, &terms, &clock.moment());
+        count.note(seen, false, &terms, &clock.moment());
         count.value(&terms, &clock.moment())
     }
 
@@ -297,7 +261,7 @@ pub(super) mod tests {
         let (terms, clock) = (Terms::default(), clock());
         for (unseen, counted) in [(true, 5), (false, 1)] {
             let mut count = Count::default();
-            count.note(&after(exit(4, 1)), None, unseen, &terms, &clock.moment());
+            count.note(&after(exit(4, 1)), unseen, &terms, &clock.moment());
             assert_eq!(count.value(&terms, &clock.moment()), counted);
         }
         // With probes nobody knows why.
@@ -306,7 +270,7 @@ pub(super) mod tests {
             probed_after: Some(Duration::from_hours(1)),
             ..after(exit(4, 1))
         };
-        count.note(&probed, Some(&[]), true, &terms, &clock.moment());
+        count.note(&probed, true, &terms, &clock.moment());
         assert_eq!(count.value(&terms, &clock.moment()), 1);
     }
 
@@ -328,73 +292,26 @@ pub(super) mod tests {
         }
     }
 
-    fn kill(at: i64) -> ProbeKill {
-        ProbeKill {
-            container: "a".into(),
-            at,
-        }
-    }
-
     #[test]
-    fn what_a_probe_has_restarted_does_not_count_and_what_it_may_have_only_if_it_does_not_look_so()
-    {
+    fn what_a_probe_may_have_restarted_does_not_count() {
         let oom = Exit {
             reason: "OOMKilled".into(),
             ..exit(1, 137)
         };
-        for (what, seen, kills, counts) in [
-            (
-                "killed by a probe",
-                probed(exit(1, 1), 1),
-                Some(vec![kill(100)]),
-                false,
-            ),
-            (
-                "killed by a probe in another life",
-                probed(exit(1, 1), 1),
-                Some(vec![kill(99)]),
-                true,
-            ),
-            ("by itself", probed(exit(1, 1), 1), Some(vec![]), true),
-            ("nobody knows", probed(exit(1, 1), 1), None, false),
-            ("by SIGTERM", probed(exit(1, 143), 1), Some(vec![]), false),
-            ("out of memory", probed(oom, 1), None, true),
-            (
-                "too soon for any probe",
-                probed(exit(1, 143), 4),
-                None,
-                true,
-            ),
+        for (what, seen, counts) in [
+            ("as if by itself", probed(exit(1, 1), 1), false),
+            ("by SIGTERM", probed(exit(1, 143), 1), false),
+            ("out of memory", probed(oom, 1), true),
+            ("perhaps too soon", probed(exit(1, 1), 3), false),
+            ("too soon for any probe", probed(exit(1, 143), 4), true),
         ] {
             let mut count = Count::default();
-            count.note(
-                &seen,
-                kills.as_deref(),
-                false,
-                &Terms::default(),
-                &clock().moment(),
+            assert_eq!(
+                noted(&mut count, &seen, &clock()),
+                u32::from(counts),
+                "{what}"
             );
-            assert_eq!(count.counted, u32::from(counts), "{what}");
         }
-    }
-
-    #[test]
-    fn once_a_probe_has_restarted_it_the_kubelet_need_not_say_so_again() {
-        let (mut count, terms, now) = (Count::default(), Terms::default(), clock().moment());
-        count.note(
-            &probed(exit(0, 0), 1),
-            Some(&[kill(0)]),
-            false,
-            &terms,
-            &now,
-        );
-        for attempt in 1..20 {
-            count.note(&probed(exit(attempt, 3), 1), Some(&[]), false, &terms, &now);
-        }
-        assert_eq!(count.counted, 0);
-        // Unless no probe can have been it.
-        count.note(&probed(exit(20, 3), 9), Some(&[]), false, &terms, &now);
-        assert_eq!(count.counted, 1);
     }
 
     proptest! {
@@ -406,7 +323,7 @@ pub(super) mod tests {
             let (mut count, clock) = (Count::default(), clock());
             for (attempt, unseen, runs, code) in &told {
                 let seen = if *runs { running(*attempt) } else { after(exit(*attempt, *code)) };
-                count.note(&seen, Some(&[]), *unseen, &Terms::default(), &clock.moment());
+                count.note(&seen, *unseen, &Terms::default(), &clock.moment());
             }
             let highest = told.iter().map(|(attempt, ..)| attempt + 1).max().unwrap_or(0);
             prop_assert!(count.counted <= highest);

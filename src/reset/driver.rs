@@ -1,37 +1,38 @@
 //! Carries out what [`Pods`] decides, and tells it what came of that. It decides nothing.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
-use kube::runtime::watcher::Event;
-use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::task::{JoinError, JoinHandle, spawn_blocking};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
-use super::count::ProbeKill;
+use super::disk::{Disk, limited};
 use super::evidence::{self, Evidence};
+use super::inbox::{Inbox, News};
 use super::ledger::{Claim, Verdict};
 use super::pods::{Deed, Outcome, Pods, Task};
 use super::reservation::{ReservationError, Reservations};
-use super::sighting::{News, Sighting, controller};
+use super::sighting::{Sighting, controller};
 use super::store::Store;
 use super::terms::{Method, Terms};
 use super::voice::Voice;
 use crate::clock::Clock;
 use crate::cri;
-use crate::ids::{ContainerId, PodUid};
-use crate::kube::{
-    Endings, Events, Evicted, Evictions, LeaseError, Owner, OwnerError, Version, owner_of,
-};
+use crate::ids::{ContainerId, PodKey, PodUid};
+use crate::kube::{Events, Evicted, Evictions, LeaseError, Owner, OwnerError, Version, owner_of};
 
 /// Between two looks for evidence that is too old.
 const CLEARED_EVERY: Duration = Duration::from_hours(1);
+/// How long anything that is done for a pod may take in all: nothing is done for another one meanwhile.
+const LIMIT: Duration = Duration::from_mins(1);
+/// How long the runtime and a disk may take over one log.
+const LOG_LIMIT: Duration = Duration::from_secs(2);
 
 /// What hard resets are made with.
 #[derive(Debug)]
@@ -43,14 +44,11 @@ pub(crate) struct Resets {
     store: Store,
     voice: Voice,
     clock: Clock,
-    /// What was written last could be.
-    disk_is_well: AtomicBool,
 }
 
 /// The API server, in all ways that it is needed.
 struct Kube {
     client: Client,
-    endings: Endings,
     evictions: Evictions,
     reservations: Reservations,
 }
@@ -69,18 +67,6 @@ type Answer = (Outcome, Option<Prepared>);
 /// One that is under way, and for which pod.
 type UnderWay = Option<(PodUid, JoinHandle<Answer>)>;
 
-/// Tells [`Resets::run`] of what the watch on this node's pods hears.
-pub(crate) fn news(terms: Terms) -> (impl Fn(&Event<Pod>) + Send, UnboundedReceiver<News>) {
-    let (sender, receiver): (UnboundedSender<News>, _) = mpsc::unbounded_channel();
-    let tell = move |event: &Event<Pod>| {
-        if let Some(news) = News::of(event, &terms) {
-            // Nobody listens any more only when everything ends.
-            let _ = sender.send(news);
-        }
-    };
-    (tell, receiver)
-}
-
 impl Resets {
     /// Nothing is done yet.
     pub(crate) fn new(
@@ -91,49 +77,40 @@ impl Resets {
         node: &str,
         state_dir: &Path,
     ) -> Self {
-        let kube = Kube {
-            endings: Endings::new(client.clone()),
-            evictions: Evictions::new(client.clone()),
-            reservations: Reservations::new(client.clone(), node),
-            client,
-        };
         Self {
             terms,
             node: node.to_owned(),
-            kube,
+            kube: Kube::new(client, node),
             cri,
             store: Store::new(state_dir),
             voice: Voice::new(events),
             clock: Clock::default(),
-            disk_is_well: AtomicBool::new(true),
         }
     }
 
     /// Goes on for as long as there may be news. What it has begun when that ends is left as it is: the next one finds the pod
     /// as it is then.
-    pub(crate) async fn run(self: Arc<Self>, mut news: UnboundedReceiver<News>) {
-        let store = self.store.clone();
-        let Ok(memory) = spawn_blocking(move || store.load()).await else {
-            return;
-        };
+    pub(crate) async fn run(self: Arc<Self>, mut news: Inbox) {
+        let mut disk = Disk::new(self.store.clone());
+        let memory = disk.load().await;
         let mut pods = Pods::new(self.terms.clone(), memory, &self.clock.moment());
         let mut under_way: UnderWay = None;
         let mut prepared = None;
         let mut clearing = tokio::time::interval(CLEARED_EVERY);
         loop {
             let deeds = pods.poll(&self.clock.moment());
-            self.perform(&mut pods, deeds, &mut prepared, &mut under_way)
+            self.perform(&mut pods, deeds, &mut disk, &mut prepared, &mut under_way)
                 .await;
             let wake = pods.wake(&self.clock.moment());
             let deeds = tokio::select! {
-                heard = news.recv() => match heard {
-                    Some(heard) => self.hear(&mut pods, heard).await,
+                heard = news.read() => match heard {
+                    Some(heard) => self.hear(&mut pods, heard),
                     None => return,
                 },
                 (uid, answer) = answered(&mut under_way) => {
                     under_way = None;
                     let (outcome, ready) = answer.unwrap_or_else(|error| {
-                        (Outcome::Away(error.to_string()), None)
+                        (Outcome::Unanswered(error.to_string()), None)
                     });
                     prepared = ready;
                     pods.outcome(&uid, outcome, &self.clock.moment())
@@ -144,7 +121,7 @@ impl Resets {
                     Vec::new()
                 }
             };
-            self.perform(&mut pods, deeds, &mut prepared, &mut under_way)
+            self.perform(&mut pods, deeds, &mut disk, &mut prepared, &mut under_way)
                 .await;
         }
     }
@@ -159,63 +136,66 @@ impl Resets {
         }
     }
 
-    async fn hear(&self, pods: &mut Pods, news: News) -> Vec<Deed> {
-        match news {
-            News::Relisting => pods.relisting(),
-            News::Relisted => pods.relisted(),
-            News::Gone(uid) => pods.gone(&uid),
-            News::Seen(sighting) => {
-                let kills = if pods.asks_for_probes(&sighting) {
-                    self.probe_kills(&sighting).await
-                } else {
-                    None
-                };
-                return pods.seen(*sighting, kills.as_deref(), &self.clock.moment());
+    fn hear(&self, pods: &mut Pods, heard: Vec<News>) -> Vec<Deed> {
+        let mut deeds = Vec::new();
+        for news in heard {
+            match news {
+                News::Listed(uids) => pods.listed(&uids),
+                News::Gone(uid) => pods.gone(&uid),
+                News::Seen(sighting) => deeds.extend(pods.seen(*sighting, &self.clock.moment())),
             }
         }
-        Vec::new()
-    }
-
-    async fn probe_kills(&self, sighting: &Sighting) -> Option<Vec<ProbeKill>> {
-        let endings = &self.kube.endings;
-        let restarted = endings.restarted(&sighting.key, &sighting.uid).await?;
-        let kills = restarted.into_iter();
-        Some(
-            kills
-                .map(|(container, at)| ProbeKill { container, at })
-                .collect(),
-        )
+        deeds
     }
 
     async fn perform(
         self: &Arc<Self>,
         pods: &mut Pods,
         deeds: Vec<Deed>,
+        disk: &mut Disk,
         prepared: &mut Option<Prepared>,
         under_way: &mut UnderWay,
     ) {
         let mut saved = true;
         for deed in deeds {
+            let this = Arc::clone(self);
             match deed {
-                Deed::Save => saved = self.save(pods).await,
+                Deed::Save => {
+                    saved = disk.save(pods.memory()).await;
+                    if !saved {
+                        pods.not_saved();
+                    }
+                }
                 Deed::Tell(pod, uid, notice) => self.voice.tell(&pod, &uid, &notice),
                 Deed::Prepare(task) => {
-                    let (this, uid) = (Arc::clone(self), task.uid.clone());
-                    let task = tokio::spawn(async move { this.prepare(task).await });
+                    let uid = task.uid.clone();
+                    let task = tokio::spawn(async move {
+                        if saved {
+                            this.prepare(*task).await
+                        } else {
+                            (not_saved(), None)
+                        }
+                    });
                     *under_way = Some((uid, task));
                 }
                 Deed::Strike(uid) => {
-                    let this = Arc::clone(self);
-                    let ready = prepared.take().filter(|it| saved && it.task.uid == uid);
+                    let ready = prepared.take().filter(|it| it.task.uid == uid);
                     let task = tokio::spawn(async move {
                         let outcome = match ready {
-                            Some(ready) => this.strike(ready).await,
-                            None => Outcome::Away(
-                                "it could not be written down: look at the disk of --state-dir"
-                                    .to_owned(),
-                            ),
+                            Some(ready) => this.carry_out(ready, saved).await,
+                            None => Outcome::Unanswered("nothing is prepared".to_owned()),
                         };
                         (outcome, None)
+                    });
+                    *under_way = Some((uid, task));
+                }
+                Deed::Withdraw(uid) => {
+                    let ready = prepared.take().filter(|it| it.task.uid == uid);
+                    let task = tokio::spawn(async move {
+                        if let Some(ready) = ready {
+                            this.kube.give_back(&ready.task.pod, &ready.task.uid).await;
+                        }
+                        (Outcome::Changed, None)
                     });
                     *under_way = Some((uid, task));
                 }
@@ -223,36 +203,38 @@ impl Resets {
         }
     }
 
-    async fn save(&self, pods: &Pods) -> bool {
-        let (store, memory) = (self.store.clone(), pods.memory().clone());
-        let saved = spawn_blocking(move || store.save(&memory)).await;
-        let saved = saved.unwrap_or_else(|error| Err(error.into()));
-        let was_well = self.disk_is_well.swap(saved.is_ok(), Ordering::Relaxed);
-        match &saved {
-            Ok(()) if !was_well => {
-                tracing::info!("how often pods have crashed can be written down again");
-            }
-            Err(error) if was_well => {
-                tracing::warn!(%error, "how often pods have crashed cannot be written down: no pod is reset meanwhile");
-            }
-            Ok(()) | Err(_) => {}
-        }
-        saved.is_ok()
-    }
-
     async fn clear(&self) {
-        let (store, kept) = (self.store.clone(), self.terms.keep_evidence_hours);
-        let kept = Duration::from_hours(kept.into());
-        if let Ok(Err(error)) = spawn_blocking(move || store.clear(kept)).await {
+        let (store, kept) = (self.store.clone(), self.terms.keep_evidence());
+        let mut cleared = spawn_blocking(move || store.clear(kept));
+        if let Err(error) = limited(&mut cleared).await.flatten() {
             tracing::warn!(%error, "old files about hard resets cannot be removed");
         }
     }
 
+    /// What comes to nothing gives back what was reserved.
+    async fn carry_out(&self, ready: Prepared, saved: bool) -> Outcome {
+        let (pod, uid) = (ready.task.pod.clone(), ready.task.uid.clone());
+        let outcome = if saved {
+            self.strike(ready).await
+        } else {
+            not_saved()
+        };
+        if !matches!(outcome, Outcome::Done | Outcome::Unanswered(_)) {
+            self.kube.give_back(&pod, &uid).await;
+        }
+        outcome
+    }
+
     /// Finds out whether the pod may go, what there is to know of it, and reserves that.
     async fn prepare(&self, task: Task) -> Answer {
-        match self.try_prepare(task).await {
-            Ok(prepared) => (Outcome::Reserved, Some(prepared)),
-            Err(outcome) => (outcome, None),
+        let (pod, uid) = (task.pod.clone(), task.uid.clone());
+        match timeout(LIMIT, self.try_prepare(task)).await {
+            Ok(Ok(prepared)) => (Outcome::Reserved, Some(prepared)),
+            Ok(Err(outcome)) => (outcome, None),
+            Err(_) => {
+                self.kube.give_back(&pod, &uid).await;
+                (Outcome::Away(late()), None)
+            }
         }
     }
 
@@ -272,49 +254,54 @@ impl Resets {
             uid: task.uid.to_string(),
             seen: meta.resource_version.clone().unwrap_or_default(),
         };
-        if self.terms.method == Method::Evict {
-            match evictions.evict(&version, true).await {
-                Evicted::Done => {}
-                refused => return Err(outcome(refused)),
-            }
+        match self.end(&version, true).await {
+            Evicted::Done => {}
+            refused => return Err(outcome(refused)),
         }
-        let logs = self.logs(&pod, &task).await;
-        let at = Timestamp::now().to_string();
-        let evidence = Evidence::new(&task, &pod, &owner, &self.node, at, logs);
         let claim = Claim {
             owner: owner.uid.clone(),
             namespace: task.pod.namespace.clone(),
             pod: task.uid.to_string(),
         };
         match self.kube.reservations.ask(&claim, &self.terms).await? {
-            Verdict::Granted => Ok(Prepared {
-                task,
-                version,
-                owner,
-                evidence,
-            }),
+            Verdict::Granted => {
+                let logs = self.logs(&pod, &task).await;
+                let at = Timestamp::now().to_string();
+                let evidence = Evidence::new(&task, &pod, &owner, &self.node, at, logs);
+                Ok(Prepared {
+                    task,
+                    version,
+                    owner,
+                    evidence,
+                })
+            }
             Verdict::Wait { wait, why } => Err(Outcome::Wait(wait, why)),
             Verdict::GivenUp { wait, resets } => Err(Outcome::GivenUp(wait, resets, owner)),
         }
     }
 
-    /// The last lines of what has ended. What cannot be read is left out.
+    /// The last lines of what has ended. What cannot be read is left out, and all that would follow if it takes too long.
     async fn logs(&self, pod: &Pod, task: &Task) -> BTreeMap<String, Vec<String>> {
         let mut logs = BTreeMap::new();
         for (name, ids) in evidence::attempts(pod, task.container.as_str()) {
-            if let Some(lines) = self.log(&ids).await {
-                logs.insert(name, lines);
-            } else {
-                tracing::debug!(pod = %task.pod, container = name, "its log cannot be read");
+            match timeout(LOG_LIMIT, self.log(&ids, &task.uid)).await {
+                Ok(Some(lines)) => {
+                    logs.insert(name, lines);
+                }
+                Ok(None) => {
+                    tracing::debug!(pod = %task.pod, container = name, "its log cannot be read");
+                }
+                Err(_) => break,
             }
         }
         logs
     }
 
-    /// Of the first of these containers that there is.
-    async fn log(&self, ids: &[ContainerId]) -> Option<Vec<String>> {
+    /// Of the first of these containers that there is, and that is that pod's.
+    async fn log(&self, ids: &[ContainerId], uid: &PodUid) -> Option<Vec<String>> {
         for id in ids {
-            let Ok(status) = self.cri.container_status(id).await else {
+            let status = self.cri.container_status(id).await.ok();
+            let Some(status) = status.filter(|it| evidence::is_of(&it.labels, uid)) else {
                 continue;
             };
             let path = status.log_path?;
@@ -325,6 +312,13 @@ impl Resets {
     }
 
     async fn strike(&self, prepared: Prepared) -> Outcome {
+        match timeout(LIMIT, self.try_strike(prepared)).await {
+            Ok(outcome) => outcome,
+            Err(_) => Outcome::Unanswered(late()),
+        }
+    }
+
+    async fn try_strike(&self, prepared: Prepared) -> Outcome {
         let Prepared {
             task,
             version,
@@ -332,24 +326,74 @@ impl Resets {
             evidence,
         } = prepared;
         let (pod, uid) = (&task.pod, &task.uid);
-        let (store, kept) = (self.store.clone(), evidence.clone());
-        let seconds = self.clock.moment().unix_ms / 1000;
-        match spawn_blocking(move || store.keep(seconds, &kept)).await {
-            Ok(Ok(path)) => {
+        match self.keep(evidence.clone()).await {
+            Ok(path) => {
                 tracing::info!(%pod, path = %path.display(), "kept what is known of the pod");
             }
-            Ok(Err(error)) => {
-                return Outcome::Away(format!("its evidence cannot be kept: {error}"));
-            }
-            Err(error) => return Outcome::Away(error.to_string()),
+            Err(error) => return Outcome::Away(format!("its evidence cannot be kept: {error}")),
         }
         self.voice
-            .resets(pod, uid, &owner, self.terms.method, &evidence);
-        let ending = match self.terms.method {
-            Method::Evict => self.kube.evictions.evict(&version, false).await,
-            Method::Delete => self.kube.evictions.delete(&version).await,
+            .resets(pod, uid, &owner, self.terms.method, &evidence)
+            .await;
+        match self.end(&version, false).await {
+            Evicted::Away(why) => Outcome::Unanswered(why),
+            ending => outcome(ending),
+        }
+    }
+
+    async fn keep(&self, evidence: Evidence) -> io::Result<PathBuf> {
+        let (store, kept) = (self.store.clone(), self.terms.keep_evidence());
+        let mut keeping = spawn_blocking(move || store.keep(&evidence, kept));
+        limited(&mut keeping).await.flatten()
+    }
+
+    async fn end(&self, version: &Version, dry_run: bool) -> Evicted {
+        let evictions = &self.kube.evictions;
+        match self.terms.method {
+            Method::Evict => evictions.evict(version, dry_run).await,
+            Method::Delete => evictions.delete(version, dry_run).await,
+        }
+    }
+}
+
+fn not_saved() -> Outcome {
+    Outcome::Away("it cannot be written down: look at the disk of --state-dir".to_owned())
+}
+
+fn late() -> String {
+    "it took too long".to_owned()
+}
+
+impl Kube {
+    fn new(client: Client, node: &str) -> Self {
+        Self {
+            evictions: Evictions::new(client.clone()),
+            reservations: Reservations::new(client.clone(), node),
+            client,
+        }
+    }
+
+    /// Gives back what was reserved for a pod, unless it ends after all: by an earlier strike of which nothing was heard, say.
+    async fn give_back(&self, pod: &PodKey, uid: &PodUid) {
+        let given_back = async {
+            let found = self.evictions.look(pod).await.ok().flatten();
+            let meta = found.map(|found| found.metadata);
+            let stays = meta.is_some_and(|meta| {
+                meta.uid.as_deref() == Some(uid.as_str()) && meta.deletion_timestamp.is_none()
+            });
+            if stays {
+                self.reservations.withdraw(uid).await
+            } else {
+                Ok(())
+            }
         };
-        outcome(ending)
+        let given_back = timeout(LIMIT, given_back).await;
+        let error = match given_back {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => late(),
+        };
+        tracing::warn!(error, %pod, "a reset that did not happen counts until the window is over");
     }
 }
 
@@ -372,7 +416,7 @@ async fn answered(under_way: &mut UnderWay) -> (PodUid, Result<Answer, JoinError
 
 /// Whether it is the pod that was meant, and as bad as it was.
 fn is_still(pod: &Pod, task: &Task, terms: &Terms) -> bool {
-    Sighting::of(pod, terms).is_some_and(|seen| seen.uid == task.uid && !seen.ready && !seen.ending)
+    Sighting::of(pod, terms).is_some_and(|now| task.seen.holds(&now))
 }
 
 fn outcome(ending: Evicted) -> Outcome {
@@ -380,8 +424,8 @@ fn outcome(ending: Evicted) -> Outcome {
         Evicted::Done => Outcome::Done,
         Evicted::Changed => Outcome::Changed,
         Evicted::Refused(why) => Outcome::Refused(why),
-        Evicted::Denied(right) => Outcome::Denied(format!(
-            "the plugin may not {right}: apply deploy/hard-reset.yaml"
+        Evicted::Denied(right, message) => Outcome::Denied(format!(
+            "the plugin may not {right} ({message}): apply deploy/hard-reset.yaml"
         )),
         Evicted::Away(why) => Outcome::Away(why),
     }
@@ -405,6 +449,67 @@ impl From<ReservationError> for Outcome {
             ReservationError::Lease(LeaseError::Conflict | LeaseError::Away(..)) => {
                 Self::Away(error.to_string())
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{Method, Request, Response};
+    use kube::client::Body;
+    use serde_json::{Value, json};
+    use tower_test::mock::pair;
+
+    use super::*;
+
+    const LEDGER: &str = "hard-resets.reprise.dev";
+
+    /// What is left of what was reserved for pod `u`, if that is how it is found.
+    async fn left(pod: Option<Value>) -> Value {
+        let (service, mut server) = pair::<Request<Body>, Response<Body>>();
+        let kube = Kube::new(Client::new(service, "default"), "node-1");
+        let entries = r#"[{"owner":"d","namespace":"n","pod":"u","at":1}]"#;
+        let mut lease = json!({"metadata": {"name": "l", "annotations": {LEDGER: entries}}});
+        let key = PodKey {
+            namespace: "n".into(),
+            name: "p".into(),
+        };
+        let serve = async {
+            while let Some((request, send)) = server.next_request().await {
+                let (parts, body) = request.into_parts();
+                if parts.method == Method::PUT {
+                    let body = body.collect_bytes().await.unwrap();
+                    lease = serde_json::from_slice(&body).unwrap();
+                }
+                let missing = json!({"status": "Failure", "code": 404, "reason": "NotFound"});
+                let (code, body) = match &pod {
+                    _ if parts.uri.path().ends_with("leases/reprise-hard-resets") => (200, &lease),
+                    Some(pod) => (200, pod),
+                    None => (404, &missing),
+                };
+                let answer = Response::builder()
+                    .status(code)
+                    .header("Date", "Thu, 26 Nov 2026 10:53:26 GMT");
+                let body = Body::from(body.to_string().into_bytes());
+                send.send_response(answer.body(body).unwrap());
+            }
+        };
+        tokio::select! {
+            () = async { kube.give_back(&key, &"u".into()).await } => {}
+            () = serve => {}
+        }
+        let kept = lease["metadata"]["annotations"][LEDGER].as_str();
+        serde_json::from_str(kept.unwrap()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn what_was_reserved_for_a_pod_that_stays_is_given_back() {
+        let stays = json!({"metadata": {"name": "p", "uid": "u"}});
+        assert_eq!(left(Some(stays)).await, json!([]));
+        let ends = json!({"metadata": {"uid": "u", "deletionTimestamp": "2026-01-01T00:00:00Z"}});
+        let other = json!({"metadata": {"name": "p", "uid": "v"}});
+        for gone in [None, Some(ends), Some(other)] {
+            assert_eq!(left(gone).await[0]["pod"], "u");
         }
     }
 }

@@ -1,29 +1,33 @@
 //! What is kept of a pod that is reset: its last state is gone with it, and with that the reason.
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::OpenOptions;
 use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod};
+use rustix::fs::OFlags;
 use serde::Serialize;
 use serde_json::Value;
 
 use super::pods::Task;
-use crate::ids::ContainerId;
+use crate::ids::{ContainerId, PodUid};
 use crate::kube::Owner;
 
+/// The kubelet's label of each container (`pkg/kubelet/types/labels.go`).
+const POD_UID: &str = "io.kubernetes.pod.uid";
 /// Of how many containers logs are kept.
 const LOGS: usize = 8;
 /// How much of a log is looked at, in bytes.
-const TAIL: u64 = 8 * 1024;
+const TAIL: u64 = 32 * 1024;
 /// How many of its last lines are kept.
 const LINES: usize = 20;
 /// How many of those an event has room for.
 const LINES_TOLD: usize = 3;
 
 /// All that is kept.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub(super) struct Evidence {
     pub(super) pod: String,
     pub(super) uid: String,
@@ -140,19 +144,35 @@ fn last_exit(status: &ContainerStatus) -> Option<String> {
     ))
 }
 
+/// Whether these are the labels of a container of that pod: whoever may write a pod's status may name any.
+pub(super) fn is_of(labels: &BTreeMap<String, String>, pod: &PodUid) -> bool {
+    labels.get(POD_UID).is_some_and(|uid| *uid == pod.as_str())
+}
+
 /// The last lines of a log as the runtime writes it (`pkg/kubelet/kuberuntime/logs`: time, stream, whether the line is whole,
-/// and the line). Blocks.
+/// and the line); of one that is longer than what is looked at, its end. Blocks.
 pub(super) fn tail(log: &Path) -> io::Result<Vec<String>> {
-    let mut file = File::open(log)?;
-    let length = file.metadata()?.len();
+    // What stands there may have been put there by anybody.
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits();
+    let flags = i32::try_from(flags).map_err(io::Error::other)?;
+    let mut options = OpenOptions::new();
+    let mut file = options.read(true).custom_flags(flags).open(log)?;
+    let meta = file.metadata()?;
+    if !meta.is_file() {
+        return Err(io::Error::other("it is no regular file"));
+    }
+    let length = meta.len();
     file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
     let mut text = Vec::new();
     file.take(TAIL).read_to_end(&mut text)?;
     let text = String::from_utf8_lossy(&text);
     // The first may have been cut.
     let lines = text.lines().skip(usize::from(length > TAIL));
-    let lines: Vec<String> = lines.filter_map(line).collect();
-    Ok(lines[lines.len().saturating_sub(LINES)..].to_vec())
+    let mut lines: Vec<String> = lines.filter_map(line).collect();
+    if lines.is_empty() && length > TAIL {
+        lines.extend(text.lines().last().map(str::to_owned));
+    }
+    Ok(lines.split_off(lines.len().saturating_sub(LINES)))
 }
 
 fn line(text: &str) -> Option<String> {
@@ -183,6 +203,45 @@ mod tests {
         std::fs::write(&log, "t stderr F \nnothing\nt stderr F a  b\n").unwrap();
         assert_eq!(tail(&log).unwrap(), ["", "a  b"]);
         assert!(tail(&dir.path().join("none")).is_err());
+    }
+
+    #[test]
+    fn of_a_last_line_without_end_the_end_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("0.log");
+        let text = format!("t stdout F first\nt stdout F {}end\n", "x".repeat(40_000));
+        std::fs::write(&log, text).unwrap();
+        let lines = tail(&log).unwrap();
+        let [line] = lines.as_slice() else {
+            panic!("{lines:?}")
+        };
+        assert!(line.ends_with("xxend") && line.len() < 32 * 1024);
+    }
+
+    #[test]
+    fn only_a_file_is_read_as_a_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let (log, link, pipe) = (
+            dir.path().join("0.log"),
+            dir.path().join("1.log"),
+            dir.path().join("2.log"),
+        );
+        std::fs::write(&log, "t stdout F line\n").unwrap();
+        std::os::unix::fs::symlink(&log, &link).unwrap();
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        assert_eq!(tail(&log).unwrap(), ["line"]);
+        for other in [&link, &pipe, &dir.path().to_owned()] {
+            assert!(tail(other).is_err(), "{}", other.display());
+        }
+    }
+
+    #[test]
+    fn a_container_of_another_pod_is_none_of_this_one() {
+        let labels = |uid: &str| [(POD_UID.to_owned(), uid.to_owned())].into();
+        assert!(is_of(&labels("u1"), &"u1".into()));
+        assert!(!is_of(&labels("u2"), &"u1".into()));
+        assert!(!is_of(&BTreeMap::new(), &"u1".into()));
     }
 
     #[test]

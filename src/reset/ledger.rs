@@ -23,7 +23,11 @@ struct Entry {
     namespace: String,
     /// The pod's UID.
     pod: String,
+    /// When it was granted first: what the window and the budgets go by.
     at: i64,
+    /// When it was granted last, if that was later: it may not have come to anything before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    again: Option<i64>,
 }
 
 /// Who wants to reset what.
@@ -71,35 +75,46 @@ pub enum Hindrance {
 
 impl Ledger {
     /// Asks for one more at `now`, and notes it if it is granted. A claim for a pod that was granted before takes the place of
-    /// that: it may not have come to anything.
+    /// that, which has not come to anything, and no more room: it goes out of the window when the first would have.
     pub(super) fn ask(&mut self, claim: &Claim, terms: &Terms, now: i64) -> Verdict {
         self.tidy(terms, now);
         let verdict = self.verdict(claim, terms, now);
         if verdict == Verdict::Granted {
-            self.entries.retain(|entry| entry.pod != claim.pod);
+            let window = i64::from(terms.window_seconds);
+            let mut own = self.entries.iter().filter(|entry| entry.pod == claim.pod);
+            let standing = own.find(|entry| now.saturating_sub(entry.at) <= window);
+            let at = standing.map_or(now, |entry| entry.at);
+            let last = standing.map_or(now, |entry| entry.last().max(now));
+            self.withdraw(&claim.pod);
             self.entries.push(Entry {
                 owner: claim.owner.clone(),
                 namespace: claim.namespace.clone(),
                 pod: claim.pod.clone(),
-                at: now,
+                at,
+                again: (at < last).then_some(last),
             });
         }
         verdict
     }
 
-    /// What matters to nobody any more goes. What is yet to come, by another API server's clock or because somebody wrote it,
-    /// is now: it must not keep anybody waiting for longer.
+    /// What was granted for that pod has not come to anything, and will not.
+    pub(super) fn withdraw(&mut self, pod: &str) {
+        self.entries.retain(|entry| entry.pod != pod);
+    }
+
+    /// What matters to nobody any more goes. What is yet to come, by another API server's clock, stays as it was written, so
+    /// that it means the same to that one; but nobody can have written what is further away than a window.
     fn tidy(&mut self, terms: &Terms, now: i64) {
-        let longest = [
-            i64::from(terms.window_seconds),
-            i64::from(terms.cooldown_seconds),
-            seconds(HOUR),
-        ];
+        let window = i64::from(terms.window_seconds);
+        let longest = [window, terms.cooldown_seconds.into(), seconds(HOUR)];
         let kept = longest.into_iter().max().unwrap_or_default();
+        let latest = now.saturating_add(window);
         for entry in &mut self.entries {
-            entry.at = entry.at.min(now);
+            entry.at = entry.at.min(latest);
+            entry.again = entry.again.map(|again| again.min(latest));
         }
-        self.entries.retain(|entry| now - entry.at <= kept);
+        self.entries
+            .retain(|entry| now.saturating_sub(entry.last()) <= kept);
         self.entries.sort_by_key(|entry| entry.at);
     }
 
@@ -113,11 +128,12 @@ impl Ledger {
             window,
             now,
         ) {
-            let resets = owners().filter(|entry| now - entry.at <= window).count();
+            let recent = owners().filter(|entry| now.saturating_sub(entry.at) <= window);
+            let resets = recent.count();
             return Verdict::GivenUp { wait, resets };
         }
         if let Some(wait) = full(
-            owners().map(|it| it.at),
+            owners().map(Entry::last),
             1,
             terms.cooldown_seconds.into(),
             now,
@@ -144,10 +160,18 @@ impl Ledger {
     }
 }
 
-/// How long until there is room again, if `most` of these times (oldest first) are no longer than `span` ago. Times are cut
-/// to seconds, so that what is one more than `span` ago may have been just beyond it.
+impl Entry {
+    fn last(&self) -> i64 {
+        self.again.unwrap_or(self.at)
+    }
+}
+
+/// How long until there is room again, if `most` of these times are no longer than `span` ago; those to come are now. Times
+/// are cut to seconds, so that what is one more than `span` ago may have been just beyond it.
 fn full(times: impl Iterator<Item = i64>, most: u32, span: i64, now: i64) -> Option<Duration> {
-    let recent: Vec<i64> = times.filter(|at| now - at <= span).collect();
+    let times = times.map(|at| at.min(now));
+    let mut recent: Vec<i64> = times.filter(|at| now.saturating_sub(*at) <= span).collect();
+    recent.sort_unstable();
     let most = usize::try_from(most).unwrap_or(usize::MAX);
     let over = recent.len().checked_sub(most)?;
     // With a budget of nothing there is never room.
@@ -209,6 +233,38 @@ mod tests {
     }
 
     #[test]
+    fn who_tries_again_and_again_takes_no_room_for_longer_than_the_window() {
+        let mut ledger = Ledger::default();
+        let terms = Terms {
+            max_resets_per_owner: 1,
+            ..Terms::default()
+        };
+        for at in (0..3600).step_by(300) {
+            let verdict = ledger.ask(&claim("d", "p"), &terms, NOW + at);
+            assert_eq!(verdict, Verdict::Granted);
+        }
+        let other = claim("d", "p2");
+        let given_up = Verdict::GivenUp {
+            wait: Duration::from_secs(1),
+            resets: 1,
+        };
+        assert_eq!(ledger.ask(&other, &terms, NOW + 3600), given_up);
+        assert_eq!(ledger.ask(&other, &terms, NOW + 3601), Verdict::Granted);
+    }
+
+    #[test]
+    fn what_is_withdrawn_has_never_been() {
+        let (mut ledger, terms) = (Ledger::default(), Terms::default());
+        for number in 0..10 {
+            let pod = format!("p{number}");
+            let verdict = ledger.ask(&claim("d", &pod), &terms, NOW + number);
+            assert_eq!(verdict, Verdict::Granted);
+            ledger.withdraw(&pod);
+        }
+        assert_eq!(ledger, Ledger::default());
+    }
+
+    #[test]
     fn after_three_in_an_hour_it_is_the_application_until_the_hour_is_over() {
         let (mut ledger, terms) = (Ledger::default(), Terms::default());
         for (pod, at) in [("p1", 0), ("p2", 200), ("p3", 400)] {
@@ -253,16 +309,33 @@ mod tests {
     }
 
     #[test]
-    fn a_time_to_come_keeps_nobody_waiting_for_longer() {
-        let mut ledger = Ledger::default();
-        let terms = Terms::default();
-        ledger.ask(&claim("d", "p1"), &terms, NOW + 1_000_000);
-        let verdict = ledger.ask(&claim("d", "p2"), &terms, NOW);
+    fn clocks_that_differ_do_not_shorten_the_cooldown() {
+        let (mut ledger, terms) = (Ledger::default(), Terms::default());
+        let other = claim("d", "p2");
+        ledger.ask(&claim("d", "p1"), &terms, NOW + 60);
+        // To the one whose clock is behind that is just now.
+        for at in [0, 30] {
+            let verdict = ledger.ask(&other, &terms, NOW + at);
+            assert_eq!(verdict, wait(121, Hindrance::Cooldown));
+        }
+        let waits = wait(1, Hindrance::Cooldown);
+        assert_eq!(ledger.ask(&other, &terms, NOW + 180), waits);
+        // Who tries again by that clock does not shorten it either.
+        let verdict = ledger.ask(&claim("d", "p1"), &terms, NOW);
+        assert_eq!(verdict, Verdict::Granted);
+        assert_eq!(ledger.ask(&other, &terms, NOW + 180), waits);
+        assert_eq!(ledger.ask(&other, &terms, NOW + 181), Verdict::Granted);
+    }
+
+    #[test]
+    fn a_time_that_nobody_can_have_written_keeps_nobody_waiting_for_longer_than_a_window() {
+        let (mut ledger, terms) = (Ledger::default(), Terms::default());
+        ledger.ask(&claim("d", "p1"), &terms, i64::MAX);
+        let other = claim("d", "p2");
+        let verdict = ledger.ask(&other, &terms, NOW);
         assert_eq!(verdict, wait(121, Hindrance::Cooldown));
-        assert_eq!(
-            ledger.ask(&claim("d", "p2"), &terms, NOW + 121),
-            Verdict::Granted
-        );
+        let verdict = ledger.ask(&other, &terms, NOW + 3600 + 121);
+        assert_eq!(verdict, Verdict::Granted);
     }
 
     #[test]
@@ -277,26 +350,33 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is asked, and whenever: what was granted keeps within all limits.
+        /// Whatever is asked, and whenever, and whatever of it comes to nothing: what was granted keeps within all limits.
         #[test]
         fn what_is_granted_keeps_within_every_limit(
-            asked in prop::collection::vec((0..4_u8, 0..12_u8, 0..900_i64), 1..120),
+            asked in prop::collection::vec((0..4_u8, 0..12_u8, 0..900_i64, prop::bool::weighted(0.2)), 1..120),
             per_owner in 1..4_u32,
             budget in 1..8_u32,
         ) {
             let terms = Terms { max_resets_per_owner: per_owner, max_resets_per_hour: budget, ..Terms::default() };
             let mut ledger = Ledger::default();
-            let mut granted: Vec<(i64, String, String)> = Vec::new();
+            // Each with when it was granted first, and last.
+            let mut granted: Vec<(i64, i64, String, String)> = Vec::new();
             let mut now = NOW;
-            for (owner, pod, later) in asked {
+            for (owner, pod, later, is_withdrawn) in asked {
                 now += later;
                 let owner = format!("d{owner}");
                 let pod = format!("{owner}-{pod}");
                 let claim = Claim { namespace: "n".into(), owner: owner.clone(), pod: pod.clone() };
                 match ledger.ask(&claim, &terms, now) {
                     Verdict::Granted => {
-                        granted.retain(|(_, _, known)| *known != pod);
-                        granted.push((now, owner, pod));
+                        let known = granted.iter().position(|(.., known)| *known == pod);
+                        let known = known.map(|index| granted.remove(index));
+                        let first = known.map(|(first, ..)| first).filter(|first| now - first <= 3600);
+                        if is_withdrawn {
+                            ledger.withdraw(&pod);
+                        } else {
+                            granted.push((first.unwrap_or(now), now, owner, pod));
+                        }
                     }
                     Verdict::Wait { wait, .. } | Verdict::GivenUp { wait, .. } => {
                         prop_assert!(!wait.is_zero());
@@ -311,12 +391,13 @@ mod tests {
                     }
                 }
             }
-            for (at, owner, _) in &granted {
-                let of_owner: Vec<i64> = granted.iter().filter(|(_, of, _)| of == owner).map(|(at, ..)| *at).collect();
-                let within = |span| of_owner.iter().filter(|it| (0..=span).contains(&(at - **it))).count();
-                prop_assert_eq!(within(120), 1);
-                prop_assert!(within(3600) <= per_owner as usize);
-                let all = granted.iter().filter(|(it, ..)| (0..=3600).contains(&(at - it))).count();
+            for (first, last, owner, _) in &granted {
+                let of_owner = || granted.iter().filter(|(_, _, of, _)| of == owner);
+                let cooling = of_owner().filter(|(_, it, ..)| (0..=120).contains(&(last - it)));
+                prop_assert_eq!(cooling.count(), 1);
+                let is_recent = |it: &i64| (0..=3600).contains(&(first - it));
+                prop_assert!(of_owner().filter(|(it, ..)| is_recent(it)).count() <= per_owner as usize);
+                let all = granted.iter().filter(|(it, ..)| is_recent(it)).count();
                 prop_assert!(all <= share(budget) as usize);
             }
         }

@@ -5,8 +5,10 @@
 //! [`driver`] does the rest.
 
 mod count;
+mod disk;
 mod driver;
 mod evidence;
+mod inbox;
 mod ledger;
 mod pods;
 mod record;
@@ -16,8 +18,8 @@ mod store;
 mod terms;
 mod voice;
 
-pub(crate) use driver::{Resets, news};
+pub(crate) use driver::Resets;
+pub(crate) use inbox::{Inbox, news};
 pub use ledger::{Claim, Hindrance, Verdict};
 pub use reservation::{ReservationError, Reservations};
-pub(crate) use sighting::News;
 pub use terms::{Method, Terms};

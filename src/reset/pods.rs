@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
-use super::count::ProbeKill;
 use super::ledger::Hindrance;
 use super::record::{Memory, Record, Spent};
 use super::sighting::Sighting;
@@ -36,10 +35,10 @@ pub(super) struct Pods {
     memory: Memory,
     changed: bool,
     looks: BTreeMap<PodUid, Look>,
-    /// Those that were listed so far, while all are.
-    listed: Option<BTreeSet<PodUid>>,
     /// The pod that is being reset: one at a time.
     busy: Option<PodUid>,
+    /// That was granted.
+    reserved: bool,
 }
 
 /// A pod as it was last seen.
@@ -57,11 +56,13 @@ struct Look {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Deed {
     /// Find out whether the pod may be reset, and reserve that.
-    Prepare(Task),
+    Prepare(Box<Task>),
     /// Write down what must be remembered; if that fails, strike nobody.
     Save,
     /// What was prepared is to be carried out.
     Strike(PodUid),
+    /// What was reserved is to be given back.
+    Withdraw(PodUid),
     /// People are to know.
     Tell(PodKey, PodUid, Notice),
 }
@@ -78,6 +79,8 @@ pub(super) struct Task {
     pub(super) exits: u32,
     /// What is remembered of it.
     pub(super) record: Record,
+    /// What that goes by.
+    pub(super) seen: Sighting,
 }
 
 /// What has come of a deed.
@@ -103,6 +106,8 @@ pub(super) enum Outcome {
     Denied(String),
     /// It did not work, this time.
     Away(String),
+    /// Nobody knows what has come of it.
+    Unanswered(String),
 }
 
 /// What people are to know.
@@ -120,8 +125,8 @@ pub(super) enum Notice {
     Refused(String),
     /// A right is missing.
     Denied(String),
-    /// For the log alone.
-    Failed(String),
+    /// It did not work; whether that is so again. The first time is for the log alone.
+    Failed(String, bool),
 }
 
 impl Notice {
@@ -133,7 +138,8 @@ impl Notice {
             Self::GivenUp(..) => "given up",
             Self::Refused(_) => "refused",
             Self::Denied(_) => "denied",
-            Self::Failed(_) => "failed",
+            Self::Failed(_, false) => "failed",
+            Self::Failed(_, true) => "failed again",
         }
     }
 
@@ -144,7 +150,7 @@ impl Notice {
             | Self::Unusable(text)
             | Self::Refused(text)
             | Self::Denied(text)
-            | Self::Failed(text) => text.clone(),
+            | Self::Failed(text, _) => text.clone(),
             Self::Deferred(why, _) => format!("{why:?}"),
             Self::GivenUp(owner, ..) => owner.uid.clone(),
         }
@@ -177,21 +183,13 @@ impl Pods {
             memory: memory.rebased(now.up_ms),
             changed: false,
             looks: BTreeMap::new(),
-            listed: None,
             busy: None,
+            reserved: false,
         }
     }
 
-    /// News may have been missed: all pods follow.
-    pub(super) fn relisting(&mut self) {
-        self.listed = Some(BTreeSet::new());
-    }
-
-    /// Those were all.
-    pub(super) fn relisted(&mut self) {
-        let Some(listed) = self.listed.take() else {
-            return;
-        };
+    /// There are no others than these.
+    pub(super) fn listed(&mut self, listed: &BTreeSet<PodUid>) {
         self.looks.retain(|uid, _| listed.contains(uid));
         self.changed |= self.memory.keep(|uid| listed.contains(uid));
     }
@@ -202,24 +200,10 @@ impl Pods {
         self.changed |= self.memory.keep(|known| known != uid);
     }
 
-    /// Whether it must be known what the kubelet says of its probes before [`Self::seen`] is told of that pod.
-    pub(super) fn asks_for_probes(&self, sighting: &Sighting) -> bool {
-        let record = self.memory.pods.get(&sighting.uid);
-        record.is_some_and(|record| record.asks_for_probes(sighting))
-    }
-
-    /// The API server tells of a pod. `kills`: what the kubelet says of its probes; `None`: nobody knows.
-    pub(super) fn seen(
-        &mut self,
-        sighting: Sighting,
-        kills: Option<&[ProbeKill]>,
-        now: &Moment,
-    ) -> Vec<Deed> {
+    /// The API server tells of a pod.
+    pub(super) fn seen(&mut self, sighting: Sighting, now: &Moment) -> Vec<Deed> {
         let uid = sighting.uid.clone();
-        if let Some(listed) = &mut self.listed {
-            listed.insert(uid.clone());
-        }
-        self.changed |= self.memory.note(&sighting, kills, &self.terms, now);
+        self.changed |= self.memory.note(&sighting, &self.terms, now);
         let wish = self.wish(&sighting);
         if let Some(look) = self.looks.get_mut(&uid) {
             look.sighting = sighting;
@@ -258,7 +242,7 @@ impl Pods {
                 break;
             };
             self.busy = Some(uid);
-            deeds.push(Deed::Prepare(task));
+            deeds.push(Deed::Prepare(Box::new(task)));
         }
         if std::mem::take(&mut self.changed) {
             deeds.insert(0, Deed::Save);
@@ -279,13 +263,19 @@ impl Pods {
         &self.memory
     }
 
+    /// That did not work: it is yet to be done.
+    pub(super) fn not_saved(&mut self) {
+        self.changed = true;
+    }
+
     /// What has come of what was to be done with that pod.
     pub(super) fn outcome(&mut self, uid: &PodUid, outcome: Outcome, now: &Moment) -> Vec<Deed> {
         if outcome == Outcome::Reserved {
             return self.reserved(uid, now);
         }
         self.busy = None;
-        if outcome != Outcome::Done {
+        let was_reserved = std::mem::take(&mut self.reserved);
+        if was_reserved && !matches!(outcome, Outcome::Done | Outcome::Unanswered(_)) {
             // It has cost nothing.
             let before = self.memory.spent.len();
             self.memory.spent.retain(|spent| spent.pod != *uid);
@@ -299,10 +289,15 @@ impl Pods {
             }
             Outcome::Unreplaced(why) => (SELDOM, Some(Notice::Unusable(why))),
             Outcome::NotMeant => (SELDOM, None),
+            // Whoever changes it all the time must not have something reserved all the time.
+            Outcome::Changed if was_reserved => (self.back_off(uid), None),
             Outcome::Changed => (SOON, None),
             Outcome::Refused(why) => (self.back_off(uid), Some(Notice::Refused(why))),
             Outcome::Denied(what) => (self.back_off(uid), Some(Notice::Denied(what))),
-            Outcome::Away(why) => (self.back_off(uid), Some(Notice::Failed(why))),
+            Outcome::Away(why) | Outcome::Unanswered(why) => {
+                let again = self.looks.get(uid).is_some_and(|look| look.failures > 0);
+                (self.back_off(uid), Some(Notice::Failed(why, again)))
+            }
         };
         self.postpone(uid, pause, now);
         let told = notice.and_then(|notice| self.tell(uid, notice));
@@ -315,8 +310,9 @@ impl Pods {
             let (_, from) = self.due_from(uid, look, now)?;
             (from <= now.up_ms).then(|| look.sighting.key.namespace.clone())
         });
+        self.reserved = true;
         let Some(namespace) = due else {
-            return self.outcome(uid, Outcome::Changed, now);
+            return vec![Deed::Withdraw(uid.clone())];
         };
         self.memory.spent.retain(|spent| spent.pod != *uid);
         self.memory.spent.push(Spent {
@@ -407,6 +403,7 @@ impl Pods {
     }
 
     fn task(&self, uid: &PodUid, by_default: bool, now: &Moment) -> Option<Task> {
+        let seen = self.looks.get(uid)?.sighting.clone();
         let record = self.memory.pods.get(uid)?.clone();
         let (container, exits) = record.worst(&self.terms, now)?;
         let container = container.clone();
@@ -417,6 +414,7 @@ impl Pods {
             container,
             exits,
             record,
+            seen,
         })
     }
 

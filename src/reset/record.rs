@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use super::count::{Count, ProbeKill, Told};
+use super::count::{Count, Told};
 use super::sighting::Sighting;
 use super::terms::Terms;
 use crate::clock::Moment;
@@ -58,19 +58,13 @@ impl Memory {
     }
 
     /// Takes in what is told of a pod. Returns whether that must be written down.
-    pub(super) fn note(
-        &mut self,
-        sighting: &Sighting,
-        kills: Option<&[ProbeKill]>,
-        terms: &Terms,
-        now: &Moment,
-    ) -> bool {
+    pub(super) fn note(&mut self, sighting: &Sighting, terms: &Terms, now: &Moment) -> bool {
         let known = self.pods.get(&sighting.uid).cloned();
         let record = self
             .pods
             .entry(sighting.uid.clone())
             .or_insert_with(|| Record::beginning_with(sighting, now));
-        record.note(sighting, kills, terms, now);
+        record.note(sighting, terms, now);
         known.is_none_or(|known| !known.is_as(record))
     }
 
@@ -95,13 +89,7 @@ impl Record {
         }
     }
 
-    fn note(
-        &mut self,
-        sighting: &Sighting,
-        kills: Option<&[ProbeKill]>,
-        terms: &Terms,
-        now: &Moment,
-    ) {
+    fn note(&mut self, sighting: &Sighting, terms: &Terms, now: &Moment) {
         // What was Ready until now, is, or has been in between.
         if self.ready || sighting.ready || self.ready_changed != sighting.ready_changed {
             self.not_ready_since_up_ms = now.up_ms;
@@ -114,7 +102,7 @@ impl Record {
         for seen in &sighting.containers {
             let count = self.counts.entry(seen.name.clone());
             let count = count.or_insert_with(|| Count::beginning_with(seen));
-            count.note(seen, kills, unseen, terms, now);
+            count.note(seen, unseen, terms, now);
         }
     }
 
@@ -126,14 +114,6 @@ impl Record {
             ..self.clone()
         };
         same == *other
-    }
-
-    pub(super) fn asks_for_probes(&self, sighting: &Sighting) -> bool {
-        let mut containers = sighting.containers.iter();
-        containers.any(|seen| {
-            let count = self.counts.get(&seen.name);
-            count.is_some_and(|count| count.asks_for_probes(seen))
-        })
     }
 
     /// How long the machine had been up when it was Ready last, in milliseconds, as far as is known.

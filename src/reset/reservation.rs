@@ -3,6 +3,8 @@
 //! Whoever reads it, asks the ledger and writes it back has its answer only if nobody else has written meanwhile
 //! (`resourceVersion`): all answers together are as if they had been given one after another.
 
+use std::hash::{BuildHasher, RandomState};
+use std::ops::Range;
 use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -13,6 +15,7 @@ use tokio::time::sleep;
 
 use super::ledger::{Claim, Ledger, Verdict};
 use super::terms::Terms;
+use crate::ids::PodUid;
 use crate::kube::{LeaseError, SharedLease};
 
 /// Where the Lease is, which `deploy/hard-reset.yaml` makes: nobody may write there but administrators and the plugin.
@@ -22,7 +25,8 @@ const NAME: &str = "reprise-hard-resets";
 const LEDGER: &str = "hard-resets.reprise.dev";
 /// Whoever came in between has got what it wanted, and does not come again soon.
 const TRIES: u32 = 20;
-const PAUSE: Duration = Duration::from_millis(20);
+/// Between two tries, the shortest and the longest.
+const PAUSES: Range<u64> = 10..50;
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -56,11 +60,21 @@ impl Reservations {
 
     /// Asks for a reset, which counts from then on if it is granted.
     pub async fn ask(&self, claim: &Claim, terms: &Terms) -> Result<Verdict, ReservationError> {
+        self.change(|ledger, now| ledger.ask(claim, terms, now))
+            .await
+    }
+
+    /// Gives back what was granted for a pod that will not be reset now.
+    pub(super) async fn withdraw(&self, pod: &PodUid) -> Result<(), ReservationError> {
+        self.change(|ledger, _| ledger.withdraw(pod.as_str())).await
+    }
+
+    async fn change<T>(&self, how: impl Fn(&mut Ledger, i64) -> T) -> Result<T, ReservationError> {
         let mut tries = 1;
         loop {
-            match self.try_once(claim, terms).await {
+            match self.try_once(&how).await {
                 Err(ReservationError::Lease(LeaseError::Conflict)) if tries < TRIES => {
-                    sleep(PAUSE).await;
+                    sleep(pause()).await;
                     tries += 1;
                 }
                 answer => return answer,
@@ -68,16 +82,19 @@ impl Reservations {
         }
     }
 
-    async fn try_once(&self, claim: &Claim, terms: &Terms) -> Result<Verdict, ReservationError> {
+    async fn try_once<T>(
+        &self,
+        how: impl Fn(&mut Ledger, i64) -> T,
+    ) -> Result<T, ReservationError> {
         let (mut lease, now) = self.lease.read().await?;
         let mut ledger = read(&lease)?;
         let before = ledger.clone();
-        let verdict = ledger.ask(claim, terms, now.as_second());
+        let answer = how(&mut ledger, now.as_second());
         if ledger != before {
             self.write(&mut lease, &ledger, now)?;
             self.lease.replace(&lease).await?;
         }
-        Ok(verdict)
+        Ok(answer)
     }
 
     /// Who was the last, and when, is for people.
@@ -95,6 +112,13 @@ impl Reservations {
         spec.renew_time = Some(MicroTime(now));
         Ok(())
     }
+}
+
+/// Not the same for all that came at once.
+fn pause() -> Duration {
+    let drawn = RandomState::new().hash_one(0);
+    let Range { start, end } = PAUSES;
+    Duration::from_millis(start + drawn % (end - start))
 }
 
 /// None was written yet, or somebody has cleared it.
@@ -174,6 +198,21 @@ mod tests {
         assert_eq!(written["spec"]["holderIdentity"], "node-1");
         let verdict = reservations.ask(&claim("p2"), &terms).await.unwrap();
         assert!(matches!(verdict, Verdict::Wait { .. }), "{verdict:?}");
+        assert_eq!(*kept.lock().unwrap(), written);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_withdrawn_leaves_room_for_others() {
+        let (reservations, kept) = server(lease(None), &[200, 409]);
+        let terms = Terms::default();
+        let verdict = reservations.ask(&claim("p1"), &terms).await.unwrap();
+        assert_eq!(verdict, Verdict::Granted);
+        reservations.withdraw(&"p1".into()).await.unwrap();
+        let verdict = reservations.ask(&claim("p2"), &terms).await.unwrap();
+        assert_eq!(verdict, Verdict::Granted);
+        // What was never granted is not there to be withdrawn.
+        let written = kept.lock().unwrap().clone();
+        reservations.withdraw(&"p1".into()).await.unwrap();
         assert_eq!(*kept.lock().unwrap(), written);
     }
 

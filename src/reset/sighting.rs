@@ -7,7 +7,6 @@ use k8s_openapi::api::core::v1::{
     Container, ContainerStateTerminated, ContainerStatus, Pod, PodSpec, Probe,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
-use kube::runtime::watcher::Event;
 
 use super::terms::Terms;
 use crate::ids::{ContainerId, ContainerName, ExitCode, PodKey, PodUid};
@@ -15,19 +14,6 @@ use crate::policy::{self, FailureAction, FailurePolicy, PolicyError};
 
 /// On mirror pods (`pkg/kubelet/types/pod_update.go`). Any pod may have it: then it is never reset.
 const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
-
-/// What the watch on this node's pods tells.
-#[derive(Debug)]
-pub(crate) enum News {
-    /// All pods follow, because some news may have been missed.
-    Relisting,
-    /// A pod that may be reset some day.
-    Seen(Box<Sighting>),
-    /// A pod that is gone, or is none of those.
-    Gone(PodUid),
-    /// Those were all.
-    Relisted,
-}
 
 /// One look at a pod.
 #[derive(Debug, Clone, PartialEq)]
@@ -78,21 +64,7 @@ pub(super) struct Exit {
     pub(super) finished: i64,
 }
 
-impl News {
-    pub(crate) fn of(event: &Event<Pod>, terms: &Terms) -> Option<Self> {
-        Some(match event {
-            Event::Init => Self::Relisting,
-            Event::InitDone => Self::Relisted,
-            Event::Delete(pod) => Self::Gone(uid(pod)?),
-            Event::InitApply(pod) | Event::Apply(pod) => match Sighting::of(pod, terms) {
-                Some(sighting) => Self::Seen(Box::new(sighting)),
-                None => Self::Gone(uid(pod)?),
-            },
-        })
-    }
-}
-
-fn uid(pod: &Pod) -> Option<PodUid> {
+pub(super) fn uid(pod: &Pod) -> Option<PodUid> {
     Some(pod.metadata.uid.as_deref()?.into())
 }
 
@@ -131,6 +103,19 @@ impl Sighting {
                 .unwrap_or_default(),
             containers: containers(pod),
         })
+    }
+}
+
+impl Sighting {
+    /// Whether what was decided of the pod when it looked like this still holds: it is the same one, was not Ready since, and
+    /// nobody has changed what is wanted for it.
+    pub(super) fn holds(&self, now: &Self) -> bool {
+        let is_same = self.uid == now.uid
+            && self.ready_changed == now.ready_changed
+            && self.policy == now.policy
+            && self.controller == now.controller
+            && self.is_static == now.is_static;
+        is_same && !now.ready && !now.ending
     }
 }
 
@@ -335,6 +320,43 @@ mod tests {
             pod.metadata.owner_references = Some(vec![owner]);
             assert_eq!(Sighting::of(&pod, &off), None);
             assert_eq!(Sighting::of(&pod, &on).is_some(), wanted, "{kind}");
+        }
+    }
+
+    #[test]
+    fn what_was_decided_holds_until_the_pod_was_ready_or_something_else_is_wanted() {
+        let status = |ready: &str, at: &str| json!({"conditions": [{"type": "Ready", "status": ready, "lastTransitionTime": at}]});
+        let (long_ago, since) = ("1970-01-01T00:00:07Z", "1970-01-01T00:00:08Z");
+        let before = sighting(&status("False", long_ago));
+        let mut crashed = before.clone();
+        crashed.containers.clear();
+        assert!(before.holds(&crashed));
+        for other in [
+            sighting(&status("True", long_ago)),
+            // In between.
+            sighting(&status("False", since)),
+            Sighting {
+                uid: "v".into(),
+                ..before.clone()
+            },
+            Sighting {
+                policy: Ok(None),
+                ..before.clone()
+            },
+            Sighting {
+                controller: Some(OwnerReference::default()),
+                ..before.clone()
+            },
+            Sighting {
+                is_static: true,
+                ..before.clone()
+            },
+            Sighting {
+                ending: true,
+                ..before.clone()
+            },
+        ] {
+            assert!(!before.holds(&other), "{other:?}");
         }
     }
 

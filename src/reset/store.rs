@@ -17,7 +17,7 @@ const MOST_FILES: usize = 256;
 pub(super) struct Store {
     /// `<state-dir>/hard-resets.json`
     memory: PathBuf,
-    /// `<state-dir>/hard-resets/<seconds since the epoch>-<pod's UID>.json`
+    /// `<state-dir>/hard-resets/<pod's UID>.json`
     evidence: PathBuf,
 }
 
@@ -43,18 +43,20 @@ impl Store {
     }
 
     pub(super) fn save(&self, memory: &Memory) -> io::Result<()> {
-        dirs::write_whole(&self.memory, memory)
+        dirs::replace_whole(&self.memory, memory)
     }
 
-    /// Keeps what is known of a pod; returns where.
-    pub(super) fn keep(&self, seconds: u64, evidence: &Evidence) -> io::Result<PathBuf> {
+    /// Keeps what is known of a pod, in the place of what was kept of it when it was to be reset before, and removes what
+    /// [`Self::clear`] does; returns where.
+    pub(super) fn keep(&self, evidence: &Evidence, kept: Duration) -> io::Result<PathBuf> {
         // It is the API server's, but it becomes part of a path.
         let uid = evidence
             .uid
             .replace(|it: char| !it.is_ascii_alphanumeric(), "-");
-        let path = self.evidence.join(format!("{seconds}-{uid}.json"));
+        let path = self.evidence.join(format!("{uid}.json"));
         dirs::private(&self.evidence).map_err(io::Error::other)?;
-        dirs::write_whole(&path, evidence)?;
+        dirs::replace_whole(&path, evidence)?;
+        self.clear(kept)?;
         Ok(path)
     }
 
@@ -84,6 +86,8 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use super::*;
 
     #[test]
@@ -103,6 +107,50 @@ mod tests {
         assert_eq!(store.load(), memory);
         fs::write(dir.path().join("hard-resets.json"), "{").unwrap();
         assert_eq!(store.load(), Memory::default());
+    }
+
+    fn evidence(uid: &str) -> Evidence {
+        let mut evidence = Evidence::default();
+        uid.clone_into(&mut evidence.uid);
+        evidence
+    }
+
+    #[test]
+    fn a_pod_has_one_file_however_often_it_is_to_be_reset() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path());
+        let (other, hour) = (evidence("u2"), Duration::from_hours(1));
+        let others = store.keep(&other, hour).unwrap();
+        for _ in 0..MOST_FILES + 5 {
+            let path = store.keep(&evidence("u/1"), hour).unwrap();
+            assert_eq!(path, dir.path().join("hard-resets/u-1.json"));
+        }
+        assert!(others.exists());
+        assert_eq!(fs::metadata(&others).unwrap().mode() & 0o7777, 0o600);
+        let files = dir.path().join("hard-resets");
+        assert_eq!(fs::read_dir(&files).unwrap().count(), 2);
+        // What is too old goes with it.
+        let age = SystemTime::now() - 2 * hour;
+        let file = fs::File::options().write(true).open(&others).unwrap();
+        file.set_modified(age).unwrap();
+        store.keep(&evidence("u3"), hour).unwrap();
+        assert!(!others.exists());
+    }
+
+    #[test]
+    fn a_disk_that_is_full_keeps_what_was_remembered() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path());
+        let mut memory = Memory::default();
+        memory.spent.push(super::super::record::Spent {
+            pod: "u".into(),
+            namespace: "n".into(),
+            at_up_ms: 7,
+        });
+        store.save(&memory).unwrap();
+        fs::create_dir(dir.path().join("hard-resets.new")).unwrap();
+        store.save(&Memory::default()).unwrap_err();
+        assert_eq!(store.load(), memory);
     }
 
     #[test]

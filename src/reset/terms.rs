@@ -80,6 +80,10 @@ impl Terms {
         seconds(self.not_ready_seconds)
     }
 
+    pub(super) fn keep_evidence(&self) -> Duration {
+        Duration::from_hours(self.keep_evidence_hours.into())
+    }
+
     pub(super) fn forgotten_after(&self) -> Duration {
         seconds(self.forget_after_seconds)
     }

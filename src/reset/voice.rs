@@ -18,8 +18,8 @@ impl Voice {
         Self { events }
     }
 
-    /// The pod is about to go.
-    pub(super) fn resets(
+    /// The pod is about to go: before it does, people should know, if that does not take long.
+    pub(super) async fn resets(
         &self,
         pod: &PodKey,
         uid: &PodUid,
@@ -33,9 +33,10 @@ impl Voice {
         };
         let message = evidence.summary(doing);
         tracing::warn!(%pod, %owner, "{message}");
-        let (events, kind) = (&self.events, EventKind::Warning);
-        events.publish(pod, uid, kind, "HardReset", &message);
-        events.publish_on(owner.reference(), kind, "HardReset", &message);
+        let (owner, kind) = (owner.reference(), EventKind::Warning);
+        self.events
+            .publish_before((pod, uid), owner, kind, "HardReset", &message)
+            .await;
     }
 
     pub(super) fn tell(&self, pod: &PodKey, uid: &PodUid, notice: &Notice) {
@@ -90,10 +91,15 @@ impl Voice {
                 "HardResetDenied",
                 format!("No hard reset: {what}"),
             ),
-            Notice::Failed(why) => {
+            Notice::Failed(why, false) => {
                 tracing::warn!(%pod, why, "a hard reset did not work: it is tried again");
                 return;
             }
+            Notice::Failed(why, true) => (
+                EventKind::Warning,
+                "HardResetFailed",
+                format!("The hard reset did not work, again, and is tried later: {why}"),
+            ),
         };
         match kind {
             EventKind::Normal => tracing::info!(%pod, reason, "{message}"),

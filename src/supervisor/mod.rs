@@ -223,14 +223,19 @@ async fn begin_resets(
     config: &Config,
     cri: cri::Client,
     events: Events,
-    news: mpsc::UnboundedReceiver<reset::News>,
+    news: reset::Inbox,
 ) -> Result<(), KubeError> {
     let Some(client) = kube::connect_once(config.kubeconfig.as_deref()).await? else {
         return Ok(());
     };
     let (terms, node) = (config.hard_reset.clone(), &config.node_name);
     let resets = Resets::new(client, cri, events, terms, node, &config.state_dir);
-    tokio::spawn(Arc::new(resets).run(news));
+    let resets = tokio::spawn(Arc::new(resets).run(news));
+    tokio::spawn(async move {
+        if let Err(error) = resets.await {
+            tracing::error!(%error, "pods that crash for ever are not reset any more: start the plugin again");
+        }
+    });
     Ok(())
 }
 

@@ -65,7 +65,7 @@ impl Node {
     }
 
     fn see(&mut self, sighting: Sighting) -> Vec<Deed> {
-        self.pods.seen(sighting, Some(&[]), &self.clock.moment())
+        self.pods.seen(sighting, &self.clock.moment())
     }
 
     /// Sees a pod end one by one up to that often.
@@ -199,8 +199,83 @@ fn what_recovers_while_it_is_asked_for_is_not_struck() {
         ..pod("p", 8)
     };
     node.see(ready);
-    assert_eq!(node.outcome("p", Outcome::Reserved), []);
+    let withdrawn = [Deed::Withdraw("p".into())];
+    assert_eq!(node.outcome("p", Outcome::Reserved), withdrawn);
     assert!(node.pods.memory().spent.is_empty());
+    // Until that is done nobody else's turn comes.
+    node.crash("q", 8);
+    node.pass(10);
+    assert_eq!(node.prepares(), None);
+    node.outcome("p", Outcome::Changed);
+    assert_eq!(node.prepares().as_deref(), Some("q"));
+}
+
+#[test]
+fn a_pod_that_changes_whenever_something_is_reserved_for_it_is_tried_ever_more_seldom() {
+    let mut node = Node::new(Terms::default());
+    node.crash("p", 8);
+    node.pass(10);
+    let mut pauses = Vec::new();
+    for reserved in [false, false, true, true, true] {
+        assert_eq!(node.prepares().as_deref(), Some("p"));
+        if reserved {
+            node.outcome("p", Outcome::Reserved);
+        }
+        node.outcome("p", Outcome::Changed);
+        let now = node.clock.moment();
+        let wake = node.pods.wake(&now).unwrap();
+        pauses.push((wake - now.up_ms) / 1000);
+        node.clock.pass(Duration::from_millis(wake - now.up_ms));
+    }
+    assert_eq!(pauses, [3, 3, 5, 10, 20]);
+}
+
+#[test]
+fn a_strike_that_nobody_has_answered_stays_spent() {
+    let mut node = Node::new(Terms::default());
+    node.crash("p", 8);
+    node.pass(10);
+    assert!(node.strikes("p"));
+    node.outcome("p", Outcome::Unanswered("late".into()));
+    node.pass(1);
+    // Whatever comes of the question whether it may be tried again.
+    assert_eq!(node.prepares().as_deref(), Some("p"));
+    node.outcome("p", Outcome::Away("late".into()));
+    assert_eq!(node.pods.memory().spent.len(), 1);
+    node.pass(1);
+    assert!(node.strikes("p"));
+    assert_eq!(node.pods.memory().spent.len(), 1);
+    node.outcome("p", Outcome::Away("full".into()));
+    assert!(node.pods.memory().spent.is_empty());
+}
+
+#[test]
+fn what_fails_again_is_told_to_people() {
+    let mut node = Node::new(Terms::default());
+    node.crash("p", 8);
+    node.pass(10);
+    for notice in [
+        Some(Notice::Failed("full".into(), false)),
+        Some(Notice::Failed("full".into(), true)),
+        None,
+    ] {
+        assert_eq!(node.prepares().as_deref(), Some("p"));
+        let deeds = node.outcome("p", Outcome::Away("full".into()));
+        assert_eq!(notices(&deeds), notice.iter().collect::<Vec<_>>());
+        node.pass(5);
+    }
+}
+
+#[test]
+fn what_could_not_be_written_down_is_written_before_anything_is_prepared() {
+    let mut node = Node::new(Terms::default());
+    node.crash("p", 8);
+    node.pass(10);
+    node.outcome("q", Outcome::Changed);
+    assert_eq!(node.pods.poll(&node.clock.moment())[0], Deed::Save);
+    assert_eq!(node.pods.poll(&node.clock.moment()), []);
+    node.pods.not_saved();
+    assert_eq!(node.pods.poll(&node.clock.moment()), [Deed::Save]);
 }
 
 #[test]
@@ -416,9 +491,8 @@ fn counts_and_windows_outlive_the_plugin_and_what_is_gone_is_forgotten() {
     node.pass(9);
     node.restart();
     // Two more in the meantime, of which one is told.
-    node.pods.relisting();
+    node.pods.listed(&["p".into()].into());
     node.see(pod("p", 8));
-    node.pods.relisted();
     node.pass(1);
     assert!(node.strikes("p"));
     assert!(node.pods.memory().pods.contains_key(&"p".into()));
@@ -560,11 +634,10 @@ proptest! {
                 Step::Restarts => {
                     node.restart();
                     busy = None;
-                    node.pods.relisting();
+                    node.pods.listed(&uids.iter().map(|uid| uid.as_str().into()).collect());
                     for (truth, uid) in truths.iter().zip(&uids) {
                         node.see(truth.sighting(uid, None));
                     }
-                    node.pods.relisted();
                 }
                 Step::Answers(kind) => {
                     let Some(index) = busy.take() else { continue };
@@ -589,6 +662,8 @@ proptest! {
                         uids[index] = format!("{index}-{}", struck.len());
                         truths[index] = Truth { ready: now, ..Truth::default() };
                         node.see(truths[index].sighting(&uids[index], None));
+                    } else if deeds.contains(&Deed::Withdraw(uid.as_str().into())) {
+                        node.outcome(&uid, Outcome::Changed);
                     }
                 }
             }

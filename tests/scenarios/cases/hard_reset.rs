@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -176,6 +177,16 @@ impl Live {
         .await
     }
 
+    async fn until_goes(&self, uid: &str, patience: Duration) -> Result<()> {
+        let what = format!("pod {uid} goes");
+        wait::until(&what, patience, async || {
+            let gone = self.gone();
+            let goes = gone.iter().any(|(_, gone)| gone == uid);
+            Ok(goes.then_some(()).ok_or_else(|| format!("{gone:?}")))
+        })
+        .await
+    }
+
     /// How often the container of each pod was restarted.
     fn restarts(&self) -> BTreeMap<String, i32> {
         let mut restarts = BTreeMap::new();
@@ -224,7 +235,7 @@ fn restart_count(pod: &Pod) -> i32 {
 }
 
 /// Events of ours with that reason on objects of that kind whose names begin so.
-async fn events(stage: &Stage, kind: &str, name: &str, reason: &str) -> Result<Vec<String>> {
+async fn events(stage: &Stage, kind: &str, name: &str, reason: &str) -> Result<Vec<Event>> {
     let fields = format!("involvedObject.kind={kind},reason={reason}");
     let events = stage.node.events();
     let list = events.list(&ListParams::default().fields(&fields)).await?;
@@ -232,7 +243,24 @@ async fn events(stage: &Stage, kind: &str, name: &str, reason: &str) -> Result<V
         let of = event.involved_object.name.as_deref();
         of.is_some_and(|of| of.starts_with(name))
     });
-    Ok(ours.filter_map(|event| event.message).collect())
+    Ok(ours.collect())
+}
+
+/// The first of them.
+async fn until_event(
+    stage: &Stage,
+    kind: &str,
+    name: &str,
+    reason: &str,
+    patience: Duration,
+) -> Result<Event> {
+    let what = format!("event {reason} on a {kind}");
+    wait::until(&what, patience, async || {
+        let events = events(stage, kind, name, reason).await?.into_iter();
+        let first = events.min_by_key(|event| event.metadata.creation_timestamp.clone());
+        Ok(first.ok_or_else(|| "none".to_owned()))
+    })
+    .await
 }
 
 async fn until_told(
@@ -242,12 +270,8 @@ async fn until_told(
     reason: &str,
     patience: Duration,
 ) -> Result<String> {
-    let what = format!("event {reason} on a {kind}");
-    wait::until(&what, patience, async || {
-        let told = events(stage, kind, name, reason).await?.pop();
-        Ok(told.ok_or_else(|| "none".to_owned()))
-    })
-    .await
+    let event = until_event(stage, kind, name, reason, patience).await?;
+    Ok(event.message.unwrap_or_default())
 }
 
 async fn deployments_pods_that_crash_for_ever_are_replaced_one_after_another(
@@ -258,10 +282,14 @@ async fn deployments_pods_that_crash_for_ever_are_replaced_one_after_another(
         let first = live.until_gone(1, CRASHES).await?;
         let counts = live.restarts();
         ensure!(counts[&first[0]] >= MOST, "it went too soon: {counts:?}");
-        let told = until_told(stage, "Pod", &live.name, "HardResetDeferred", CRASHES).await?;
+        let event = until_event(stage, "Pod", &live.name, "HardResetDeferred", CRASHES).await?;
+        let (told, waits) = (event.message, event.involved_object.uid);
+        let told = told.unwrap_or_default();
         ensure!(told.contains("another pod of its owner"), "{told}");
         ensure!(live.gone().len() == 1, "{:?}", live.gone());
-        let both = live.until_gone(2, COOLDOWN + CRASHES).await?;
+        // Deferred is not dropped.
+        let waits = waits.context("the event is on no pod")?;
+        live.until_goes(&waits, 2 * COOLDOWN + CRASHES).await?;
         live.keeps_the_cooldown()?;
         // What it was is told of on its owner, and kept.
         let name = &live.name;
@@ -279,7 +307,7 @@ async fn deployments_pods_that_crash_for_ever_are_replaced_one_after_another(
             );
         }
         until_told(stage, "Pod", name, "HardReset", PATIENCE).await?;
-        for uid in both {
+        for (_, uid) in live.gone() {
             evidence_of(stage, &uid)?;
         }
         Ok(())
@@ -289,21 +317,17 @@ async fn deployments_pods_that_crash_for_ever_are_replaced_one_after_another(
 
 /// The file about that pod says why it went.
 fn evidence_of(stage: &Stage, uid: &str) -> Result<()> {
-    let dir = stage.plugin.state_dir().join("hard-resets");
-    for entry in fs::read_dir(&dir)? {
-        let path = entry?.path();
-        if path.to_string_lossy().contains(uid) {
-            let kept: Value = serde_json::from_slice(&fs::read(&path)?)?;
-            let exits = kept["history"]["trainer"].as_array().map_or(0, Vec::len);
-            ensure!(exits >= 8, "{kept}");
-            let log = kept["logs"]["trainer"].to_string();
-            ensure!(log.contains("no lock on /data"), "{kept}");
-            let status = &kept["status"]["containerStatuses"][0];
-            ensure!(status["name"] == "trainer", "{kept}");
-            return Ok(());
-        }
-    }
-    anyhow::bail!("nothing is kept of {uid} in {}", dir.display())
+    let path = stage.plugin.state_dir().join("hard-resets");
+    let path = path.join(format!("{uid}.json"));
+    let kept = fs::read(&path).with_context(|| format!("nothing is kept at {}", path.display()))?;
+    let kept: Value = serde_json::from_slice(&kept)?;
+    let exits = kept["history"]["trainer"].as_array().map_or(0, Vec::len);
+    ensure!(exits >= 8, "{kept}");
+    let log = kept["logs"]["trainer"].to_string();
+    ensure!(log.contains("no lock on /data"), "{kept}");
+    let status = &kept["status"]["containerStatuses"][0];
+    ensure!(status["name"] == "trainer", "{kept}");
+    Ok(())
 }
 
 async fn pods_that_do_not_say_are_reset_where_that_is_the_default(stage: Stage) -> Result<()> {
@@ -350,6 +374,22 @@ async fn plain_deletion_heeds_no_budget_where_that_is_configured_and_allowed(
     .await
 }
 
+/// It counts the crashes of a pod of that Deployment that has not gone: it takes part.
+fn knows_of_a_pod_of(state: &Path, live: &Live) -> Result<()> {
+    let text = fs::read_to_string(state.join("hard-resets.json"))
+        .with_context(|| format!("{} remembers nothing", state.display()))?;
+    let memory: Value = serde_json::from_str(&text)?;
+    let pods = memory["pods"].as_object().context("no pods")?;
+    let restarts = live.restarts();
+    let known = pods.keys().any(|uid| restarts.contains_key(uid));
+    ensure!(
+        known,
+        "{} does not know {restarts:?}: {text}",
+        state.display()
+    );
+    Ok(())
+}
+
 /// They know each other only by what is in the cluster.
 async fn two_plugins_keep_one_cooldown(stage: Stage) -> Result<()> {
     let terms = json!({"maxRestartsOnNode": 2, "maxResetsPerOwner": 100});
@@ -364,11 +404,16 @@ async fn two_plugins_keep_one_cooldown(stage: Stage) -> Result<()> {
             let live = Live::of(stage, 3, &crashing()).await?;
             live.until_gone(4, 5 * COOLDOWN).await?;
             live.keeps_the_cooldown()?;
-            // Each of them has done some, or has tried.
-            let kept = |dir: &std::path::Path| fs::read_dir(dir.join("hard-resets"));
-            let files = kept(&dir.path().join("state"))?.count();
-            let others = kept(&stage.plugin.state_dir())?.count();
-            ensure!(files + others >= 4, "{files} and {others} files");
+            let states = [dir.path().join("state"), stage.plugin.state_dir()];
+            for state in &states {
+                knows_of_a_pod_of(state, &live)?;
+            }
+            // Those that went are known to whoever did it.
+            for (_, uid) in live.gone() {
+                let file = format!("hard-resets/{uid}.json");
+                let kept = states.iter().any(|state| state.join(&file).exists());
+                ensure!(kept, "nothing is kept of {uid}");
+            }
             Ok(())
         };
         let raced = raced.await;
