@@ -9,7 +9,7 @@ use super::terms::{Effect, MOST_AGAIN, Phase};
 use crate::ids::{ContainerId, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::restart::plan::{Old, Starter, Way};
-use crate::restart::times::{RELIST_INTERVAL, STOP_LIMIT};
+use crate::restart::times::{LONGEST_RECORDING, STOP_LIMIT};
 
 impl Machine {
     /// Nothing that is started in a pod that the kubelet takes for failed would last. It may have seen the others wait, and
@@ -25,7 +25,7 @@ impl Machine {
         self.ends_by = Some(if whole {
             self.ends_at(now)
         } else {
-            now + RELIST_INTERVAL
+            now + LONGEST_RECORDING
         });
         self.enter(Phase::Up, now);
         self.announce(false);
@@ -105,7 +105,7 @@ impl Machine {
 
     /// Until when something may end that another process has told to stop, or be started by a kubelet that has seen it wait.
     pub(super) fn may_change_until(&self, now: Instant) -> Option<Instant> {
-        let seen = (self.failing && !self.leftovers().is_empty()).then(|| now + RELIST_INTERVAL);
+        let seen = (self.failing && !self.leftovers().is_empty()).then(|| now + LONGEST_RECORDING);
         let may_end = self.failing || (self.plan.is_whole_pod() && !self.all_down());
         let until = self.ends_by.filter(|&until| may_end && now < until);
         until.max(seen)

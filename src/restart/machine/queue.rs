@@ -231,7 +231,7 @@ mod tests {
     use crate::kube::RestartPolicy;
     use crate::restart::machine::{Event, Outcome};
     use crate::restart::plan::tests::draft;
-    use crate::restart::times::{RELIST_INTERVAL, time_of_relist};
+    use crate::restart::times::{LONGEST_RECORDING, RELIST_INTERVAL, time_of_relist};
 
     const LATER: Duration = Duration::from_secs(5);
 
@@ -298,7 +298,7 @@ mod tests {
         let (mut machine, _) = queued(now);
         machine.handle(now + DOWN_LIMIT, Event::Tick);
         let mut effects = machine.handle(now + DOWN_LIMIT + LAST_MOMENT, Event::Tick);
-        let late = now + DOWN_LIMIT + LAST_MOMENT + RELIST_INTERVAL;
+        let late = now + DOWN_LIMIT + LAST_MOMENT + LONGEST_RECORDING;
         effects.extend(machine.handle(late, Event::Tick));
         let over = Effect::Finish(Outcome::Unshielded);
         assert!(effects.contains(&over) && !kills(&effects), "{effects:?}");

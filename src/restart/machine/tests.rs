@@ -449,7 +449,7 @@ fn a_pod_whose_guard_could_not_be_shielded_is_left_to_fail_with_its_exits() {
         assert_eq!(world.admit_create("b"), Verdict::NotYet);
         world.handle(Event::Gone("shield-1".into()));
         assert_eq!(world.finished, None);
-        world.now += RELIST_INTERVAL;
+        world.now += LONGEST_RECORDING;
         world.handle(Event::Tick);
         assert_eq!(world.finished, Some(Outcome::Unshielded));
     }
