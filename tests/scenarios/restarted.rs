@@ -76,7 +76,7 @@ impl Before {
 
     fn seen_id(&self, container: &str) -> Option<&str> {
         let seen = self.snapshot.containers.get(container)?;
-        Some(&seen.id)
+        Some(seen.id.as_str()).filter(|id| !id.is_empty())
     }
 
     /// What a container, unless it is the trigger, has to show as its exit: how it had ended, or that it was killed. `None`:
@@ -519,7 +519,10 @@ impl LivePod {
     async fn exits_are_kept(&self, before: &Before, trigger: &str, code: i32) -> Result<()> {
         if self.restart_ended("by replay").is_ok() {
             for container in before.restarting(self).map(|it| it.name) {
-                self.start_is_told(container).await?;
+                // What there was no attempt of, the kubelet makes.
+                if before.seen_id(container).is_some() {
+                    self.start_is_told(container).await?;
+                }
                 let exit = match before.exit_of(container) {
                     _ if container == trigger => format!("exit {code} "),
                     Some(exit) => exit,
