@@ -124,7 +124,7 @@ impl Machine {
         let next = next.chain(self.replay_until()).chain(self.seen_from());
         let next = next.chain(self.undo_until()).chain(self.trusted_from());
         let next = next.chain(self.ends_by).chain(self.unshields_from());
-        let next = next.chain(self.unshielded_from());
+        let next = next.chain(self.exits_forgotten_from());
         (self.phase != Phase::Over).then(|| next.fold(self.deadline, Instant::min))
     }
 

@@ -280,8 +280,8 @@ impl Machine {
         }
     }
 
-    /// When what shielded containers that were removed can go.
-    pub(super) fn unshielded_from(&self) -> Option<Instant> {
+    /// When no relist tells any more of exits that were removed: what shielded them can go.
+    pub(super) fn exits_forgotten_from(&self) -> Option<Instant> {
         let goes = self.phase == Phase::Clear || self.is_removing_undone();
         self.exits_told_until.filter(|_| goes)
     }

@@ -55,7 +55,7 @@ impl Machine {
             }
             Phase::Clear if late || self.cleared() => {
                 if self.plan.way == Way::Cleared && !self.placeholders_going && !late {
-                    if self.unshielded_from().is_some() {
+                    if self.exits_forgotten_from().is_some() {
                         return false;
                     }
                     self.placeholders_going = true;

@@ -123,7 +123,7 @@ impl World {
         loop {
             match self.pending.pop_front() {
                 Some(event) => self.handle(event),
-                None if self.machine.unshielded_from().is_some() => self.tick_after_relist(),
+                None if self.machine.exits_forgotten_from().is_some() => self.tick_after_relist(),
                 None => break,
             }
         }

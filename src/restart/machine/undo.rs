@@ -119,7 +119,7 @@ impl Machine {
             return true;
         }
         let mut undone = self.progress.iter().filter(|it| self.is_undone(it));
-        let told = self.unshielded_from().is_none();
+        let told = self.exits_forgotten_from().is_none();
         match self.undo.stage {
             Stage::Shielding if undone.all(|it| !it.lacks_shield()) => {
                 self.undo.stage = Stage::Removing;
