@@ -93,7 +93,8 @@ pub(crate) async fn answer<T: Send + 'static>(
     answer_or(late, work).await
 }
 
-async fn answer_or<T: Send + 'static>(
+/// Waits for `work`, which a disk may hold up, and calls `late` once if that takes long.
+pub(crate) async fn answer_or<T: Send + 'static>(
     late: impl FnOnce(),
     work: impl FnOnce() -> T + Send + 'static,
 ) -> T {

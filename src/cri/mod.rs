@@ -21,6 +21,7 @@ pub use client::{Client, Deadlines};
 pub use config::Recovered;
 pub use containerd::{Containerd, ExitFeed, TaskExit};
 pub use error::CriError;
+pub(crate) use model::POD_UID;
 pub use model::{
     CONTAINER_NAME, ContainerState, ContainerStatus, ContainerSummary, RuntimeVersion,
     SandboxState, SandboxSummary,

@@ -9,6 +9,9 @@ use crate::ids::{Attempt, ContainerId, ContainerName, ExitCode, PodKey, PodUid, 
 /// The kubelet's label with the container's name in the pod (`pkg/kubelet/types/labels.go`).
 pub const CONTAINER_NAME: &str = "io.kubernetes.container.name";
 
+/// The kubelet's label with the pod's UID (`pkg/kubelet/types/labels.go`).
+pub(crate) const POD_UID: &str = "io.kubernetes.pod.uid";
+
 /// Labels or annotations.
 pub(crate) type Map = BTreeMap<String, String>;
 

@@ -26,6 +26,7 @@ pub use leases::LeaseError;
 pub(crate) use leases::SharedLease;
 pub(crate) use owners::{Owner, OwnerError, may_replace, owner_of};
 pub use pod_spec::{ContainerKind, ContainerSpec, PodSpec, RestartPolicy};
+pub(crate) use pod_spec::{container_id, statuses};
 pub use pods::{PodChange, Pods};
 pub use start_duties::StartDuty;
 pub use static_pods::{Manifest, StaticPods};

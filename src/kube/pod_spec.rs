@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Container, ContainerRestartRule, Pod, PodStatus};
+use k8s_openapi::api::core::v1::{
+    Container, ContainerRestartRule, ContainerStatus, Pod, PodStatus,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::{Deserialize, Serialize};
 
@@ -250,15 +252,20 @@ fn restarting(status: &PodStatus) -> BTreeSet<String> {
         .collect()
 }
 
-/// Written as `<runtime>://<id>` (`ContainerID`, `pkg/kubelet/container/runtime.go`).
 fn recorded(status: &PodStatus) -> BTreeSet<ContainerId> {
+    let ids = statuses(status).filter_map(|it| it.container_id.as_deref());
+    ids.filter_map(container_id).collect()
+}
+
+/// Of the init containers, then of the regular ones.
+pub(crate) fn statuses(status: &PodStatus) -> impl Iterator<Item = &ContainerStatus> {
     let inits = status.init_container_statuses.iter().flatten();
-    let regulars = status.container_statuses.iter().flatten();
-    let ids = inits
-        .chain(regulars)
-        .filter_map(|it| it.container_id.as_deref());
-    ids.filter_map(|id| Some(id.split_once("://")?.1.into()))
-        .collect()
+    inits.chain(status.container_statuses.iter().flatten())
+}
+
+/// Written as `<runtime>://<id>` (`ContainerID`, `pkg/kubelet/container/runtime.go`).
+pub(crate) fn container_id(written: &str) -> Option<ContainerId> {
+    Some(written.split_once("://")?.1.into())
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use tokio::time::timeout;
 
 use super::record::Memory;
 use super::store::Store;
+use crate::dirs;
 use crate::restart::times::DISK_LIMIT;
 
 /// Writes one thing after another.
@@ -31,16 +32,12 @@ impl Disk {
     /// What a predecessor remembered. A disk that does not answer is waited for, aloud.
     pub(super) async fn load(&self) -> Memory {
         let store = self.store.clone();
-        let mut loading = spawn_blocking(move || store.load());
-        let loaded = if let Ok(loaded) = timeout(DISK_LIMIT, &mut loading).await {
-            loaded
-        } else {
+        let late = || {
             tracing::warn!(
                 "the disk does not tell how often pods have crashed: no pod is reset meanwhile"
             );
-            loading.await
         };
-        loaded.unwrap_or_default()
+        dirs::answer_or(late, move || store.load()).await
     }
 
     /// Whether that could be written down, and so nothing was lost. While something older is still being written nothing is.

@@ -12,11 +12,10 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::pods::Task;
+use crate::cri::POD_UID;
 use crate::ids::{ContainerId, PodUid};
-use crate::kube::Owner;
+use crate::kube::{Owner, container_id, statuses};
 
-/// The kubelet's label of each container (`pkg/kubelet/types/labels.go`).
-const POD_UID: &str = "io.kubernetes.pod.uid";
 /// Of how many containers logs are kept.
 const LOGS: usize = 8;
 /// How much of a log is looked at, in bytes.
@@ -59,7 +58,11 @@ impl Evidence {
         logs: BTreeMap<String, Vec<String>>,
     ) -> Self {
         let container = task.container.as_str();
-        let status = statuses(pod).find(|status| status.name == container);
+        let status = pod
+            .status
+            .iter()
+            .flat_map(statuses)
+            .find(|status| status.name == container);
         // What cannot be written as JSON is left out: the deletion of a pod is not delayed for that.
         let value = |it: Result<Value, serde_json::Error>| it.unwrap_or_default();
         Self {
@@ -106,26 +109,14 @@ impl Evidence {
 /// may be gone by now. The container that matters most comes first.
 pub(super) fn attempts(pod: &Pod, first: &str) -> Vec<(String, Vec<ContainerId>)> {
     let ended = |status: &ContainerStatus| {
-        let ids = exits(status).filter_map(|exit| {
-            // Written as `<runtime>://<id>`.
-            let (_, id) = exit.container_id.as_deref()?.split_once("://")?;
-            Some(id.into())
-        });
+        let ids = exits(status).filter_map(|exit| container_id(exit.container_id.as_deref()?));
         (status.name.clone(), ids.collect::<Vec<_>>())
     };
-    let mut found: Vec<_> = statuses(pod).map(ended).collect();
+    let mut found: Vec<_> = pod.status.iter().flat_map(statuses).map(ended).collect();
     found.retain(|(_, ids)| !ids.is_empty());
     found.sort_by_key(|(name, _)| name != first);
     found.truncate(LOGS);
     found
-}
-
-fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
-    let told = pod.status.iter();
-    told.flat_map(|told| {
-        let inits = told.init_container_statuses.iter().flatten();
-        inits.chain(told.container_statuses.iter().flatten())
-    })
 }
 
 /// Newest first.

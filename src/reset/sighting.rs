@@ -10,6 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 
 use super::terms::Terms;
 use crate::ids::{ContainerId, ContainerName, ExitCode, PodKey, PodUid};
+use crate::kube::statuses;
 use crate::policy::{self, FailureAction, FailurePolicy, PolicyError};
 
 /// On mirror pods (`pkg/kubelet/types/pod_update.go`). Any pod may have it: then it is never reset.
@@ -130,9 +131,7 @@ fn containers(pod: &Pod) -> Vec<Watched> {
         return Vec::new();
     };
     let specs: BTreeMap<&str, (&Container, bool)> = specs(spec).collect();
-    let inits = status.init_container_statuses.iter().flatten();
-    let statuses = inits.chain(status.container_statuses.iter().flatten());
-    statuses
+    statuses(status)
         .filter_map(|status| {
             let (container, completes) = *specs.get(status.name.as_str())?;
             Some(Watched::of(container, completes, status))

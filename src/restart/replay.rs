@@ -13,7 +13,9 @@ use serde::Deserialize;
 
 use super::plan::{Member, RestartId, start_at_once};
 use super::times::INITS_LIMIT;
-use crate::cri::{ContainerConfig, ContainerStatus, ImageSpec, LinuxContainerResources, Recovered};
+use crate::cri::{
+    ContainerConfig, ContainerStatus, ImageSpec, LinuxContainerResources, POD_UID, Recovered,
+};
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::{ContainerKind, PodSpec, StartDuty};
 use crate::node::{REPLAY_ANNOTATION, RESTART_COUNT};
@@ -22,8 +24,6 @@ use crate::text;
 
 /// The kubelet's annotation with the path of the termination message in the container.
 const TERMINATION_MESSAGE_PATH: &str = "io.kubernetes.container.terminationMessagePath";
-/// The kubelet's label with the pod's UID (`pkg/kubelet/types/labels.go`).
-const POD_UID: &str = "io.kubernetes.pod.uid";
 /// Where a node's log collectors look (`legacyContainerLogsDir`, `pkg/kubelet/kuberuntime/legacy.go`).
 const LOG_LINKS: &str = "/var/log/containers";
 /// The longest name of a file (`ext4MaxFileNameLen`, the same file).
