@@ -46,8 +46,13 @@ const MOMENT: Duration = Duration::from_secs(40);
 /// one scenario borrows its name.
 fn lacking_right(log: &str) -> Result<Option<&str>> {
     let (mut began, mut last) = (None::<Timestamp>, None::<Timestamp>);
-    let denials = log.lines().filter(|line| line.contains("is forbidden"));
-    for line in denials.filter(|line| !line.contains("\"system:node:")) {
+    for line in log.lines().filter(|line| !line.contains("\"system:node:")) {
+        if line.contains("the API server is back") {
+            last = None;
+        }
+        if !line.contains("is forbidden") {
+            continue;
+        }
         let time = line.split(' ').next().unwrap_or_default().parse()?;
         let goes_on = last.is_some_and(|last| age(last, time) < MOMENT);
         let first = *began.insert(began.filter(|_| goes_on).unwrap_or(time));

@@ -226,7 +226,11 @@ impl Machine {
                     self.again(true, now);
                 }
             }
-            Event::Deleted => self.finish(Outcome::Deleted),
+            Event::Deleted => {
+                // A pod that could only fail has: that is the end that it came to.
+                let failed = self.failing.then(|| self.outcome(false)).flatten();
+                self.finish(failed.unwrap_or(Outcome::Deleted));
+            }
             Event::CalledOff if !self.killed => self.finish(Outcome::CalledOff),
             Event::CalledOff | Event::Tick => {}
         }
