@@ -27,7 +27,7 @@ usage: hack/test.sh [OPTION]... [KUBERNETES[/CONTAINERD[/KUBELET]]]...
   --at-once N    nodes side by side (default 4)
   --results DIR  keep the runner's output there, a file a node, for hack/conformance.sh
   -- ARG...      for the scenarios, see cargo test --test scenarios -- --help
-With versions all scenarios on each. Without: each scenario on one of ${DEFAULT_NODES[*]},
+With versions all scenarios on each. Without: each scenario that does not take long on one of ${DEFAULT_NODES[*]},
 and on both what tells them apart.
 END
 }
@@ -58,6 +58,8 @@ parse_options() {
     if ((!${#NODES[@]})); then
         NODES=("${DEFAULT_NODES[@]}") DEALT=yes
         : "${SEED:=$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}"
+    elif [[ -n $SEED ]]; then
+        echo 'test.sh: with versions nothing is dealt out, by no seed' >&2 && exit 2
     fi
 }
 

@@ -27,7 +27,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "DIR")]
     pub(crate) share_out: Option<std::path::PathBuf>,
 
-    /// Only what falls to nodes of the K-th of N kinds, by --seed, and what tells kinds of nodes apart
+    /// Only what falls to nodes of the K-th of N kinds, by --seed, and what tells kinds of nodes apart; nothing that takes long
     #[arg(long, value_name = "K/N", value_parser = kind, requires = "seed", group = "drawn")]
     kind: Option<(u64, u64)>,
 

@@ -49,6 +49,8 @@ pub(crate) struct Scenario {
     /// It says something else, or nothing, on another kubelet or runtime: it is played on nodes of every kind. No other may be
     /// skipped.
     pub(crate) tells_nodes_apart: bool,
+    /// It is not dealt out: it waits for long, or is one of many that are alike. `make test-all` plays it.
+    takes_long: bool,
     play: Arc<dyn Fn(Stage) -> Running + Send + Sync>,
 }
 
@@ -62,6 +64,7 @@ impl Scenario {
             name: name.into(),
             company,
             tells_nodes_apart: false,
+            takes_long: false,
             play: Arc::new(move |stage| Box::pin(play(stage))),
         }
     }
@@ -70,7 +73,7 @@ impl Scenario {
     pub(crate) fn falls_to(&self, kind: Deal) -> bool {
         let mut hasher = DefaultHasher::new();
         (kind.seed, &self.name).hash(&mut hasher);
-        self.tells_nodes_apart || hasher.finish() % kind.of == kind.index
+        !self.takes_long && (self.tells_nodes_apart || hasher.finish() % kind.of == kind.index)
     }
 
     pub(crate) fn play(&self, stage: Stage) -> Running {
@@ -82,6 +85,14 @@ impl Scenario {
 pub(crate) fn telling_nodes_apart(mut scenarios: Vec<Scenario>) -> Vec<Scenario> {
     for scenario in &mut scenarios {
         scenario.tells_nodes_apart = true;
+    }
+    scenarios
+}
+
+/// The same scenarios, which take long.
+pub(crate) fn taking_long(mut scenarios: Vec<Scenario>) -> Vec<Scenario> {
+    for scenario in &mut scenarios {
+        scenario.takes_long = true;
     }
     scenarios
 }

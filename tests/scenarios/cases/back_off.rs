@@ -11,7 +11,7 @@ use super::under;
 use crate::evidence::Deed;
 use crate::pod::LivePod;
 use crate::restarted::Before;
-use crate::scenario::{Scenario, scenarios};
+use crate::scenario::{Scenario, scenarios, taking_long};
 use crate::shape::{RestartPolicy, Shape, rule};
 use crate::stage::Stage;
 use crate::wait::{self, PATIENCE};
@@ -29,11 +29,11 @@ const LATE: Duration = Duration::from_secs(1);
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
     use RestartPolicy::{Always, Never, OnFailure};
-    let mut scenarios = under(
+    let mut scenarios = taking_long(under(
         &[Never, OnFailure, Always],
         "that_restarts_in_a_row_waits_ten_seconds_then_twenty",
         waits_ten_seconds_then_twenty,
-    );
+    ));
     scenarios.extend(under(
         &[Never, OnFailure, Always],
         "that_restarts_in_a_row_is_replayed_at_the_time_that_was_named",

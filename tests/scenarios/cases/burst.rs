@@ -10,7 +10,7 @@ use crate::evidence::Deed;
 use crate::pod::LivePod;
 use crate::recorder::Snapshot;
 use crate::restarted::Before;
-use crate::scenario::{Scenario, Skipped, scenarios, telling_nodes_apart};
+use crate::scenario::{Scenario, Skipped, scenarios, taking_long, telling_nodes_apart};
 use crate::shape::{Kind, Shape};
 use crate::slow::SlowRuntime;
 use crate::stage::Stage;
@@ -26,11 +26,13 @@ const TENTH: u64 = 20;
 pub(crate) fn scenarios() -> Vec<Scenario> {
     let mut scenarios = scenarios![Undisturbed:
         thirty_never_pods_restart_at_once,
+        thirty_never_pods_are_replayed_at_once,
+    ];
+    scenarios.extend(taking_long(scenarios![Undisturbed:
         thirty_never_pods_with_an_init_container_restart_at_once,
         thirty_on_failure_pods_restart_at_once,
         thirty_always_pods_restart_at_once,
-        thirty_never_pods_are_replayed_at_once,
-    ];
+    ]));
     scenarios.extend(telling_nodes_apart(scenarios![Undisturbed:
         fifteen_never_pods_are_replayed_at_once_on_a_runtime_that_is_ten_times_slower,
     ]));

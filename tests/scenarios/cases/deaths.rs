@@ -18,7 +18,7 @@ use crate::pod::LivePod;
 use crate::relay::Relay;
 use crate::restarted::Before;
 use crate::runtime::State;
-use crate::scenario::{Company, Scenario, scenarios};
+use crate::scenario::{Company, Scenario, scenarios, taking_long};
 use crate::stage::Stage;
 use crate::under_way::UnderWay;
 
@@ -82,7 +82,13 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
             survives(stage, kind, phase, blow)
         })
     };
-    let mut scenarios: Vec<Scenario> = table.into_iter().map(scenario).collect();
+    let is_short = |&(_, phase, blow): &(PodKind, Phase, Blow)| match blow {
+        Blow::PluginDies(away) => away < Duration::from_secs(1),
+        Blow::RuntimeDies | Blow::KubeletDies | Blow::ConnectionIsCut => phase == Down,
+    };
+    let (short, long): (Vec<_>, Vec<_>) = table.into_iter().partition(is_short);
+    let mut scenarios: Vec<Scenario> = short.into_iter().map(scenario).collect();
+    scenarios.extend(taking_long(long.into_iter().map(scenario).collect()));
     scenarios.extend(scenarios![Alone:
         never_pod_survives_a_plugin_that_is_told_to_end_while_the_runtime_starts_its_containers,
     ]);

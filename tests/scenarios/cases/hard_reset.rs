@@ -25,7 +25,7 @@ use tokio::time::sleep;
 use super::jobs::template;
 use crate::history::History;
 use crate::plugin::Sockets;
-use crate::scenario::{Scenario, scenarios};
+use crate::scenario::{Scenario, scenarios, taking_long};
 use crate::shape::Shape;
 use crate::stage::Stage;
 use crate::wait::{self, PATIENCE};
@@ -47,20 +47,23 @@ const CRASHES: Duration = Duration::from_mins(2);
 const SOON: Duration = Duration::from_secs(12);
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
-    scenarios![Alone:
+    let mut scenarios = scenarios![Alone:
         deployments_pods_that_crash_for_ever_are_replaced_one_after_another,
         pods_that_do_not_say_are_reset_where_that_is_the_default,
         plain_deletion_heeds_no_budget_where_that_is_configured_and_allowed,
-        two_plugins_keep_one_cooldown,
-        two_hundred_races_for_a_reset_have_one_winner_each,
         budget_of_disruption_forbids_a_reset_until_it_allows_it,
-        pod_that_was_ready_is_not_reset,
-        restarts_by_a_probe_do_not_count,
         pod_without_a_controller_stays_and_is_told_so,
-        owner_whom_resets_do_not_help_is_given_up,
         restarts_are_counted_across_the_death_of_plugin_and_api_server,
         nothing_is_reset_without_the_rights,
-    ]
+    ];
+    scenarios.extend(taking_long(scenarios![Alone:
+        two_plugins_keep_one_cooldown,
+        two_hundred_races_for_a_reset_have_one_winner_each,
+        pod_that_was_ready_is_not_reset,
+        restarts_by_a_probe_do_not_count,
+        owner_whom_resets_do_not_help_is_given_up,
+    ]));
+    scenarios
 }
 
 /// Ends with 1 at once, and is never Ready.

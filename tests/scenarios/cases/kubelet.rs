@@ -4,17 +4,20 @@
 use anyhow::{Result, bail, ensure};
 
 use crate::node::NATIVE;
-use crate::scenario::{Scenario, Skipped, scenarios, telling_nodes_apart};
+use crate::scenario::{Scenario, Skipped, scenarios, taking_long, telling_nodes_apart};
 use crate::shape::Shape;
 use crate::stage::Stage;
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
-    telling_nodes_apart(scenarios![Shared:
+    let mut scenarios = scenarios![Shared:
         kubelet_alone_fails_a_never_pod,
         kubelet_alone_restarts_one_container_of_an_always_pod,
-        a_pod_that_does_not_restart_is_noticed,
         kubelet_alone_restarts_all_where_it_can,
-    ])
+    ];
+    scenarios.extend(taking_long(
+        scenarios![Shared: a_pod_that_does_not_restart_is_noticed],
+    ));
+    telling_nodes_apart(scenarios)
 }
 
 async fn kubelet_alone_fails_a_never_pod(stage: Stage) -> Result<()> {

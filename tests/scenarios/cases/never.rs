@@ -3,12 +3,12 @@
 use anyhow::Result;
 
 use super::restarted_by_both;
-use crate::scenario::{Scenario, scenarios};
+use crate::scenario::{Scenario, scenarios, taking_long};
 use crate::shape::Shape;
 use crate::stage::Stage;
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
-    scenarios![Shared:
+    let mut scenarios = scenarios![Shared:
         never_pod_of_one_container_restarts,
         never_pod_of_three_containers_restarts,
         never_pod_with_inits_runs_them_again_in_order,
@@ -17,9 +17,12 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         never_pod_restarts_when_an_init_container_says_so,
         never_pod_restarts_when_its_second_init_container_says_so,
         never_pod_restarts_when_a_sidecar_says_so,
-        never_pod_restarts_again_and_again,
         containers_that_ignore_sigterm_hold_up_nothing,
-    ]
+    ];
+    scenarios.extend(taking_long(
+        scenarios![Shared: never_pod_restarts_again_and_again],
+    ));
+    scenarios
 }
 
 async fn never_pod_of_one_container_restarts(stage: Stage) -> Result<()> {

@@ -9,7 +9,7 @@ use futures::future::try_join_all;
 use super::three_kinds;
 use crate::pod::LivePod;
 use crate::proxy::{Fault, Proxy};
-use crate::scenario::{Scenario, Skipped, scenarios, telling_nodes_apart};
+use crate::scenario::{Scenario, Skipped, scenarios, taking_long, telling_nodes_apart};
 use crate::stage::Stage;
 
 /// What a list of containers takes on a node that is as busy as that: a relist makes one for all pods, and one more for
@@ -17,10 +17,11 @@ use crate::stage::Stage;
 const SLOW_LIST: Duration = Duration::from_secs(1);
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
-    telling_nodes_apart(scenarios![Alone:
-        pods_restart_under_a_kubelet_that_relists_on_events,
+    let mut scenarios = scenarios![Alone: pods_restart_under_a_kubelet_that_relists_on_events];
+    scenarios.extend(taking_long(scenarios![Alone:
         pods_restart_under_a_kubelet_that_relists_seldom,
-    ])
+    ]));
+    telling_nodes_apart(scenarios)
 }
 
 async fn pods_restart_under_a_kubelet_that_relists_on_events(stage: Stage) -> Result<()> {

@@ -13,7 +13,7 @@ use crate::evidence::Deed;
 use crate::pod::LivePod;
 use crate::restarted::Before;
 use crate::runtime::{State, describe};
-use crate::scenario::{Scenario, scenarios};
+use crate::scenario::{Scenario, scenarios, taking_long};
 use crate::shape::{Shape, rule};
 use crate::stage::Stage;
 use crate::wait::{self, PATIENCE};
@@ -28,10 +28,12 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
     let mut scenarios = scenarios![Shared: two_triggers_at_once_make_one_restart];
     scenarios.extend(scenarios![Alone:
         without_the_plugin_a_never_pod_with_rules_fails,
-        pods_restart_while_the_api_server_is_away,
         pod_restarts_after_the_runtime_was_killed,
         run_directory_that_was_cleared_is_made_again,
     ]);
+    scenarios.extend(taking_long(
+        scenarios![Alone: pods_restart_while_the_api_server_is_away],
+    ));
     scenarios
 }
 
