@@ -12,10 +12,14 @@ use reprise::exit_hold::hook;
 use reprise::log::{Escaping, LastLines, Queue};
 use reprise::nri::Launched;
 use reprise::supervisor;
+use tikv_jemallocator::Jemalloc;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
+
+#[global_allocator]
+static ALLOCATOR: Jemalloc = Jemalloc;
 
 fn main() -> ExitCode {
     // First of all: the runtime waits for its hook, and a command line parser is slower than the hook itself. It would also
