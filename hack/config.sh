@@ -304,7 +304,7 @@ write_commands() {
     # PodDisruptionBudgets.
     write_command controller-manager "$(k8s_bin "$K8S")/kube-controller-manager" --v=2 "${gates[@]}" \
         --kubeconfig="$DIR/controller-manager.kubeconfig" --leader-elect=false \
-        --controllers=job,deployment,replicaset,endpointslice,garbagecollector,disruption \
+        --controllers=job,deployment,replicaset,statefulset,daemonset,endpointslice,garbagecollector,disruption \
         --bind-address=127.0.0.1 --secure-port="$(port controller-manager)" \
         --tls-cert-file="$DIR/pki/apiserver.crt" --tls-private-key-file="$DIR/pki/apiserver.key"
 

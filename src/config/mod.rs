@@ -13,7 +13,7 @@ pub use settings::{RunArgs, Settings};
 pub use values::{BadValue, CriEndpoint, LogFormat, LogLevel, NriIndex};
 
 use crate::policy::Start;
-use crate::reset::Terms;
+use crate::reset::{Terms, TooManyResets};
 use crate::restart::back_off::{BackOff, BackOffError};
 use crate::restart::replay::Devices;
 use crate::yaml::YamlError;
@@ -52,6 +52,9 @@ pub enum ConfigError {
     /// The gaps between restarts make no sense.
     #[error("{0}; see --back-off and --back-off-max")]
     BackOff(#[from] BackOffError),
+    /// The numbers of hard resets make no sense.
+    #[error(transparent)]
+    HardReset(#[from] TooManyResets),
     /// Neither flag, nor `NODE_NAME`, nor a host name.
     #[error("cannot tell the name of this node; give --node-name")]
     NoNodeName,
@@ -196,7 +199,7 @@ impl Config {
                 seconds(settings.back_off_max, 300),
                 seconds(settings.back_off_reset, 600),
             )?,
-            hard_reset: settings.hard_reset.unwrap_or_default(),
+            hard_reset: settings.hard_reset.unwrap_or_default().checked()?,
             log_format: settings.log_format.unwrap_or_default(),
             log_level: settings.log_level.unwrap_or_default(),
             given,
@@ -375,6 +378,15 @@ log-level: debug
         assert!(error("hardReset: {cooldown: 3}").contains("unknown field `cooldown`"));
         assert!(error("hardReset: {cooldownSeconds: -3}").starts_with("config.yaml: "));
         assert!(error("hardReset: {default: Delete}").contains("Delete"));
+        load("hardReset: {maxResetsPerHour: 1000}").unwrap();
+        for more in [
+            "maxResetsPerHour: 1001",
+            "windowSeconds: 72001",
+            "cooldownSeconds: 72001",
+        ] {
+            let error = error(&format!("hardReset: {{{more}}}"));
+            assert!(error.contains("lower maxResetsPerHour"), "{error}");
+        }
     }
 
     #[test]

@@ -111,13 +111,6 @@ impl Count {
         &self.history
     }
 
-    /// A machine that was started anew is up for less than what was written down before: whatever that was is just now.
-    pub(super) fn rebase(&mut self, up_ms: u64) {
-        if let Some(running) = &mut self.running {
-            running.since_up_ms = running.since_up_ms.min(up_ms);
-        }
-    }
-
     /// Whether the attempt that runs, as far as is known, has for long enough.
     fn has_run(&self, terms: &Terms, now: &Moment) -> bool {
         let running = self.running.as_ref();

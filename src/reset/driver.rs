@@ -59,6 +59,8 @@ struct Prepared {
     task: Task,
     version: Version,
     owner: Owner,
+    /// Of the reservation.
+    stamp: i64,
     evidence: Evidence,
 }
 
@@ -193,7 +195,8 @@ impl Resets {
                     let ready = prepared.take().filter(|it| it.task.uid == uid);
                     let task = tokio::spawn(async move {
                         if let Some(ready) = ready {
-                            this.kube.give_back(&ready.task.pod, &ready.task.uid).await;
+                            let Task { pod, uid, .. } = &ready.task;
+                            this.kube.give_back(pod, uid, ready.stamp).await;
                         }
                         (Outcome::Changed, None)
                     });
@@ -206,7 +209,7 @@ impl Resets {
     async fn clear(&self) {
         let (store, kept) = (self.store.clone(), self.terms.keep_evidence());
         let mut cleared = spawn_blocking(move || store.clear(kept));
-        if let Err(error) = limited(&mut cleared).await.flatten() {
+        if let Err(error) = limited(&mut cleared).await {
             tracing::warn!(%error, "old files about hard resets cannot be removed");
         }
     }
@@ -214,39 +217,47 @@ impl Resets {
     /// What comes to nothing gives back what was reserved.
     async fn carry_out(&self, ready: Prepared, saved: bool) -> Outcome {
         let (pod, uid) = (ready.task.pod.clone(), ready.task.uid.clone());
+        let stamp = ready.stamp;
         let outcome = if saved {
             self.strike(ready).await
         } else {
             not_saved()
         };
         if !matches!(outcome, Outcome::Done | Outcome::Unanswered(_)) {
-            self.kube.give_back(&pod, &uid).await;
+            self.kube.give_back(&pod, &uid, stamp).await;
         }
         outcome
     }
 
     /// Finds out whether the pod may go, what there is to know of it, and reserves that.
     async fn prepare(&self, task: Task) -> Answer {
-        let (pod, uid) = (task.pod.clone(), task.uid.clone());
-        match timeout(LIMIT, self.try_prepare(task)).await {
+        let mut granted = None;
+        match timeout(LIMIT, self.try_prepare(&task, &mut granted)).await {
             Ok(Ok(prepared)) => (Outcome::Reserved, Some(prepared)),
             Ok(Err(outcome)) => (outcome, None),
             Err(_) => {
-                self.kube.give_back(&pod, &uid).await;
+                if let Some(stamp) = granted {
+                    self.kube.give_back(&task.pod, &task.uid, stamp).await;
+                }
                 (Outcome::Away(late()), None)
             }
         }
     }
 
-    async fn try_prepare(&self, task: Task) -> Result<Prepared, Outcome> {
+    /// `granted`: the stamp of what was reserved, also if that does not come to its end.
+    async fn try_prepare(
+        &self,
+        task: &Task,
+        granted: &mut Option<i64>,
+    ) -> Result<Prepared, Outcome> {
         let evictions = &self.kube.evictions;
         let pod = evictions.look(&task.pod).await.map_err(outcome)?;
-        let pod = pod.filter(|pod| is_still(pod, &task, &self.terms));
+        let pod = pod.filter(|pod| is_still(pod, task, &self.terms));
         let pod = pod.ok_or(Outcome::Changed)?;
         let meta = &pod.metadata;
         let controller = controller(meta.owner_references.as_deref()).ok_or(Outcome::Changed)?;
         let owner = owner_of(&self.kube.client, &pod, controller).await?;
-        if task.by_default && !owner.is_deployment() {
+        if task.seen.is_silent() && !owner.is_deployment() {
             return Err(Outcome::NotMeant);
         }
         let version = Version {
@@ -264,14 +275,16 @@ impl Resets {
             pod: task.uid.to_string(),
         };
         match self.kube.reservations.ask(&claim, &self.terms).await? {
-            Verdict::Granted => {
-                let logs = self.logs(&pod, &task).await;
+            Verdict::Granted { stamp } => {
+                *granted = Some(stamp);
+                let logs = self.logs(&pod, task).await;
                 let at = Timestamp::now().to_string();
-                let evidence = Evidence::new(&task, &pod, &owner, &self.node, at, logs);
+                let evidence = Evidence::new(task, &pod, &owner, &self.node, at, logs);
                 Ok(Prepared {
-                    task,
+                    task: task.clone(),
                     version,
                     owner,
+                    stamp,
                     evidence,
                 })
             }
@@ -324,6 +337,7 @@ impl Resets {
             version,
             owner,
             evidence,
+            ..
         } = prepared;
         let (pod, uid) = (&task.pod, &task.uid);
         match self.keep(evidence.clone()).await {
@@ -374,7 +388,7 @@ impl Kube {
     }
 
     /// Gives back what was reserved for a pod, unless it ends after all: by an earlier strike of which nothing was heard, say.
-    async fn give_back(&self, pod: &PodKey, uid: &PodUid) {
+    async fn give_back(&self, pod: &PodKey, uid: &PodUid, stamp: i64) {
         let given_back = async {
             let found = self.evictions.look(pod).await.ok().flatten();
             let meta = found.map(|found| found.metadata);
@@ -382,7 +396,7 @@ impl Kube {
                 meta.uid.as_deref() == Some(uid.as_str()) && meta.deletion_timestamp.is_none()
             });
             if stays {
-                self.reservations.withdraw(uid).await
+                self.reservations.withdraw(uid, stamp).await
             } else {
                 Ok(())
             }
@@ -468,7 +482,7 @@ mod tests {
     async fn left(pod: Option<Value>) -> Value {
         let (service, mut server) = pair::<Request<Body>, Response<Body>>();
         let kube = Kube::new(Client::new(service, "default"), "node-1");
-        let entries = r#"[{"owner":"d","namespace":"n","pod":"u","at":1}]"#;
+        let entries = r#"[{"owner":"d","namespace":"n","pod":"u","granted":[1]}]"#;
         let mut lease = json!({"metadata": {"name": "l", "annotations": {LEDGER: entries}}});
         let key = PodKey {
             namespace: "n".into(),
@@ -495,7 +509,7 @@ mod tests {
             }
         };
         tokio::select! {
-            () = async { kube.give_back(&key, &"u".into()).await } => {}
+            () = async { kube.give_back(&key, &"u".into(), 1).await } => {}
             () = serve => {}
         }
         let kept = lease["metadata"]["annotations"][LEDGER].as_str();

@@ -23,11 +23,8 @@ struct Entry {
     namespace: String,
     /// The pod's UID.
     pod: String,
-    /// When it was granted first: what the window and the budgets go by.
-    at: i64,
-    /// When it was granted last, if that was later: it may not have come to anything before.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    again: Option<i64>,
+    /// When it was granted, oldest first: each of them may have come to something, or be about to.
+    granted: Vec<i64>,
 }
 
 /// Who wants to reset what.
@@ -45,7 +42,10 @@ pub struct Claim {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// It may be done, at once, and counts as done.
-    Granted,
+    Granted {
+        /// By which it can be given back: no other grant for that pod has the same.
+        stamp: i64,
+    },
     /// Later.
     Wait {
         /// In that time at the soonest; not zero.
@@ -74,63 +74,72 @@ pub enum Hindrance {
 }
 
 impl Ledger {
-    /// Asks for one more at `now`, and notes it if it is granted. A claim for a pod that was granted before takes the place of
-    /// that, which has not come to anything, and no more room: it goes out of the window when the first would have.
+    /// Asks for one more at `now`, and notes it if it is granted. A pod for which that was granted before takes no more room,
+    /// but from now on.
     pub(super) fn ask(&mut self, claim: &Claim, terms: &Terms, now: i64) -> Verdict {
         self.tidy(terms, now);
-        let verdict = self.verdict(claim, terms, now);
-        if verdict == Verdict::Granted {
-            let window = i64::from(terms.window_seconds);
-            let mut own = self.entries.iter().filter(|entry| entry.pod == claim.pod);
-            let standing = own.find(|entry| now.saturating_sub(entry.at) <= window);
-            let at = standing.map_or(now, |entry| entry.at);
-            let last = standing.map_or(now, |entry| entry.last().max(now));
-            self.withdraw(&claim.pod);
-            self.entries.push(Entry {
-                owner: claim.owner.clone(),
-                namespace: claim.namespace.clone(),
-                pod: claim.pod.clone(),
-                at,
-                again: (at < last).then_some(last),
-            });
+        if let Some(hindered) = self.hindrance(claim, terms, now) {
+            return hindered;
         }
-        verdict
+        let mut own = self.entries.iter_mut();
+        let stamp = match own.find(|entry| entry.pod == claim.pod) {
+            Some(entry) => {
+                let stamp = now.max(entry.last().saturating_add(1));
+                entry.granted.push(stamp);
+                stamp
+            }
+            None => {
+                self.entries.push(Entry {
+                    owner: claim.owner.clone(),
+                    namespace: claim.namespace.clone(),
+                    pod: claim.pod.clone(),
+                    granted: vec![now],
+                });
+                now
+            }
+        };
+        Verdict::Granted { stamp }
     }
 
-    /// What was granted for that pod has not come to anything, and will not.
-    pub(super) fn withdraw(&mut self, pod: &str) {
-        self.entries.retain(|entry| entry.pod != pod);
+    /// What was granted for that pod with that stamp has not come to anything, and will not. What was granted for it before or
+    /// after, to another plugin or to this one, stands.
+    pub(super) fn withdraw(&mut self, pod: &str, stamp: i64) {
+        for entry in self.entries.iter_mut().filter(|entry| entry.pod == pod) {
+            entry.granted.retain(|granted| *granted != stamp);
+        }
+        self.entries.retain(|entry| !entry.granted.is_empty());
     }
 
     /// What matters to nobody any more goes. What is yet to come, by another API server's clock, stays as it was written, so
     /// that it means the same to that one; but nobody can have written what is further away than a window.
     fn tidy(&mut self, terms: &Terms, now: i64) {
-        let window = i64::from(terms.window_seconds);
-        let longest = [window, terms.cooldown_seconds.into(), seconds(HOUR)];
-        let kept = longest.into_iter().max().unwrap_or_default();
-        let latest = now.saturating_add(window);
+        let kept = seconds(terms.remembered());
+        let latest = now.saturating_add(terms.window_seconds.into());
         for entry in &mut self.entries {
-            entry.at = entry.at.min(latest);
-            entry.again = entry.again.map(|again| again.min(latest));
+            for granted in &mut entry.granted {
+                *granted = latest.min(*granted);
+            }
+            entry
+                .granted
+                .retain(|granted| now.saturating_sub(*granted) <= kept);
         }
-        self.entries
-            .retain(|entry| now.saturating_sub(entry.last()) <= kept);
-        self.entries.sort_by_key(|entry| entry.at);
+        self.entries.retain(|entry| !entry.granted.is_empty());
     }
 
-    fn verdict(&self, claim: &Claim, terms: &Terms, now: i64) -> Verdict {
+    /// Why one more may not be done now.
+    fn hindrance(&self, claim: &Claim, terms: &Terms, now: i64) -> Option<Verdict> {
         let others = || self.entries.iter().filter(|entry| entry.pod != claim.pod);
         let owners = || others().filter(|entry| entry.owner == claim.owner);
         let window = i64::from(terms.window_seconds);
         if let Some(wait) = full(
-            owners().map(|it| it.at),
+            owners().map(Entry::last),
             terms.max_resets_per_owner,
             window,
             now,
         ) {
-            let recent = owners().filter(|entry| now.saturating_sub(entry.at) <= window);
+            let recent = owners().filter(|entry| now.saturating_sub(entry.last()) <= window);
             let resets = recent.count();
-            return Verdict::GivenUp { wait, resets };
+            return Some(Verdict::GivenUp { wait, resets });
         }
         if let Some(wait) = full(
             owners().map(Entry::last),
@@ -140,35 +149,36 @@ impl Ledger {
         ) && terms.cooldown_seconds > 0
         {
             let why = Hindrance::Cooldown;
-            return Verdict::Wait { wait, why };
+            return Some(Verdict::Wait { wait, why });
         }
-        let all = others().map(|entry| entry.at);
+        let all = others().map(Entry::last);
         let neighbours = others().filter(|entry| entry.namespace == claim.namespace);
-        let neighbours = neighbours.map(|entry| entry.at);
+        let neighbours = neighbours.map(Entry::last);
         let budget = terms.max_resets_per_hour;
         let waits = [
             full(all, budget, seconds(HOUR), now),
             full(neighbours, share(budget), seconds(HOUR), now),
         ];
-        match waits.into_iter().flatten().max() {
-            Some(wait) => Verdict::Wait {
-                wait,
-                why: Hindrance::ClusterBudget,
-            },
-            None => Verdict::Granted,
-        }
+        let wait = waits.into_iter().flatten().max()?;
+        let why = Hindrance::ClusterBudget;
+        Some(Verdict::Wait { wait, why })
     }
 }
 
 impl Entry {
     fn last(&self) -> i64 {
-        self.again.unwrap_or(self.at)
+        self.granted.last().copied().unwrap_or_default()
     }
 }
 
 /// How long until there is room again, if `most` of these times are no longer than `span` ago; those to come are now. Times
 /// are cut to seconds, so that what is one more than `span` ago may have been just beyond it.
-fn full(times: impl Iterator<Item = i64>, most: u32, span: i64, now: i64) -> Option<Duration> {
+pub(super) fn full(
+    times: impl Iterator<Item = i64>,
+    most: u32,
+    span: i64,
+    now: i64,
+) -> Option<Duration> {
     let times = times.map(|at| at.min(now));
     let mut recent: Vec<i64> = times.filter(|at| now.saturating_sub(*at) <= span).collect();
     recent.sort_unstable();
@@ -181,13 +191,16 @@ fn full(times: impl Iterator<Item = i64>, most: u32, span: i64, now: i64) -> Opt
     ))
 }
 
-fn seconds(duration: Duration) -> i64 {
+pub(super) fn seconds(duration: Duration) -> i64 {
     i64::try_from(duration.as_secs()).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use proptest::prelude::*;
+    use proptest::sample::Index;
 
     use super::*;
 
@@ -201,6 +214,10 @@ mod tests {
         }
     }
 
+    fn is_granted(verdict: &Verdict) -> bool {
+        matches!(verdict, Verdict::Granted { .. })
+    }
+
     fn wait(seconds: u64, why: Hindrance) -> Verdict {
         let wait = Duration::from_secs(seconds);
         Verdict::Wait { wait, why }
@@ -210,11 +227,11 @@ mod tests {
     fn one_pod_of_an_owner_in_two_minutes_and_others_meanwhile() {
         let (mut ledger, terms) = (Ledger::default(), Terms::default());
         let mut ask = |owner, pod, at| ledger.ask(&claim(owner, pod), &terms, NOW + at);
-        assert_eq!(ask("d", "p1", 0), Verdict::Granted);
+        assert!(is_granted(&ask("d", "p1", 0)));
         assert_eq!(ask("d", "p2", 0), wait(121, Hindrance::Cooldown));
-        assert_eq!(ask("e", "q1", 0), Verdict::Granted);
+        assert!(is_granted(&ask("e", "q1", 0)));
         assert_eq!(ask("d", "p2", 120), wait(1, Hindrance::Cooldown));
-        assert_eq!(ask("d", "p2", 121), Verdict::Granted);
+        assert!(is_granted(&ask("d", "p2", 121)));
     }
 
     #[test]
@@ -222,7 +239,7 @@ mod tests {
         let (mut ledger, terms) = (Ledger::default(), Terms::default());
         for at in 0..10 {
             let verdict = ledger.ask(&claim("d", "p"), &terms, NOW + at);
-            assert_eq!(verdict, Verdict::Granted);
+            assert!(is_granted(&verdict));
         }
         assert_eq!(ledger.entries.len(), 1);
         // But it counts from then on.
@@ -233,23 +250,46 @@ mod tests {
     }
 
     #[test]
-    fn who_tries_again_and_again_takes_no_room_for_longer_than_the_window() {
+    fn what_is_granted_again_counts_from_then_on_for_the_window_too() {
         let mut ledger = Ledger::default();
         let terms = Terms {
             max_resets_per_owner: 1,
             ..Terms::default()
         };
-        for at in (0..3600).step_by(300) {
-            let verdict = ledger.ask(&claim("d", "p"), &terms, NOW + at);
-            assert_eq!(verdict, Verdict::Granted);
+        for at in [0, 3500] {
+            assert!(is_granted(&ledger.ask(&claim("d", "p"), &terms, NOW + at)));
         }
         let other = claim("d", "p2");
         let given_up = Verdict::GivenUp {
             wait: Duration::from_secs(1),
             resets: 1,
         };
-        assert_eq!(ledger.ask(&other, &terms, NOW + 3600), given_up);
-        assert_eq!(ledger.ask(&other, &terms, NOW + 3601), Verdict::Granted);
+        assert_eq!(ledger.ask(&other, &terms, NOW + 7100), given_up);
+        assert!(is_granted(&ledger.ask(&other, &terms, NOW + 7101)));
+    }
+
+    #[test]
+    fn who_withdraws_takes_back_what_was_granted_to_him_and_nothing_else() {
+        let terms = Terms::default();
+        // Two plugins are granted the same pod within a second; what of it stands keeps others waiting.
+        for (withdrawn, stands_from) in [
+            (&[0][..], Some(1)),
+            (&[1], Some(0)),
+            (&[0, 1], None),
+            (&[1, 0], None),
+            (&[7], Some(1)),
+        ] {
+            let mut ledger = Ledger::default();
+            for stamp in [NOW, NOW + 1] {
+                let granted = ledger.ask(&claim("d", "p"), &terms, NOW);
+                assert_eq!(granted, Verdict::Granted { stamp });
+            }
+            for stamp in withdrawn {
+                ledger.withdraw("p", NOW + stamp);
+            }
+            let last = ledger.entries.first().map(Entry::last);
+            assert_eq!(last, stands_from.map(|from| NOW + from), "{withdrawn:?}");
+        }
     }
 
     #[test]
@@ -258,8 +298,8 @@ mod tests {
         for number in 0..10 {
             let pod = format!("p{number}");
             let verdict = ledger.ask(&claim("d", &pod), &terms, NOW + number);
-            assert_eq!(verdict, Verdict::Granted);
-            ledger.withdraw(&pod);
+            assert!(is_granted(&verdict));
+            ledger.withdraw(&pod, NOW + number);
         }
         assert_eq!(ledger, Ledger::default());
     }
@@ -269,7 +309,7 @@ mod tests {
         let (mut ledger, terms) = (Ledger::default(), Terms::default());
         for (pod, at) in [("p1", 0), ("p2", 200), ("p3", 400)] {
             let verdict = ledger.ask(&claim("d", pod), &terms, NOW + at);
-            assert_eq!(verdict, Verdict::Granted);
+            assert!(is_granted(&verdict));
         }
         let given_up = |seconds| Verdict::GivenUp {
             wait: Duration::from_secs(seconds),
@@ -278,7 +318,7 @@ mod tests {
         let mut ask = |at| ledger.ask(&claim("d", "p4"), &terms, NOW + at);
         assert_eq!(ask(401), given_up(3600 + 1 - 401));
         assert_eq!(ask(3600), given_up(1));
-        assert_eq!(ask(3601), Verdict::Granted);
+        assert!(is_granted(&ask(3601)));
     }
 
     #[test]
@@ -297,12 +337,12 @@ mod tests {
             ledger.ask(&claim, &terms, NOW + number)
         };
         for number in 0..2 {
-            assert_eq!(ask(&mut ledger, "greedy", number), Verdict::Granted);
+            assert!(is_granted(&ask(&mut ledger, "greedy", number)));
         }
         let waits = wait(3601 - 2, Hindrance::ClusterBudget);
         assert_eq!(ask(&mut ledger, "greedy", 2), waits);
         for number in 2..4 {
-            assert_eq!(ask(&mut ledger, "other", number), Verdict::Granted);
+            assert!(is_granted(&ask(&mut ledger, "other", number)));
         }
         let all = ask(&mut ledger, "third", 4);
         assert_eq!(all, wait(3601 - 4, Hindrance::ClusterBudget));
@@ -322,9 +362,9 @@ mod tests {
         assert_eq!(ledger.ask(&other, &terms, NOW + 180), waits);
         // Who tries again by that clock does not shorten it either.
         let verdict = ledger.ask(&claim("d", "p1"), &terms, NOW);
-        assert_eq!(verdict, Verdict::Granted);
-        assert_eq!(ledger.ask(&other, &terms, NOW + 180), waits);
-        assert_eq!(ledger.ask(&other, &terms, NOW + 181), Verdict::Granted);
+        assert_eq!(verdict, Verdict::Granted { stamp: NOW + 61 });
+        assert_eq!(ledger.ask(&other, &terms, NOW + 181), waits);
+        assert!(is_granted(&ledger.ask(&other, &terms, NOW + 182)));
     }
 
     #[test]
@@ -335,7 +375,7 @@ mod tests {
         let verdict = ledger.ask(&other, &terms, NOW);
         assert_eq!(verdict, wait(121, Hindrance::Cooldown));
         let verdict = ledger.ask(&other, &terms, NOW + 3600 + 121);
-        assert_eq!(verdict, Verdict::Granted);
+        assert!(is_granted(&verdict));
     }
 
     #[test]
@@ -353,29 +393,27 @@ mod tests {
         /// Whatever is asked, and whenever, and whatever of it comes to nothing: what was granted keeps within all limits.
         #[test]
         fn what_is_granted_keeps_within_every_limit(
-            asked in prop::collection::vec((0..4_u8, 0..12_u8, 0..900_i64, prop::bool::weighted(0.2)), 1..120),
+            asked in prop::collection::vec((0..4_u8, 0..12_u8, 0..900_i64, prop::option::weighted(0.2, any::<Index>())), 1..120),
             per_owner in 1..4_u32,
             budget in 1..8_u32,
         ) {
             let terms = Terms { max_resets_per_owner: per_owner, max_resets_per_hour: budget, ..Terms::default() };
             let mut ledger = Ledger::default();
-            // Each with when it was granted first, and last.
-            let mut granted: Vec<(i64, i64, String, String)> = Vec::new();
+            // Each with every time that it was granted and has not been taken back.
+            let mut granted: BTreeMap<(String, String), Vec<i64>> = BTreeMap::new();
             let mut now = NOW;
-            for (owner, pod, later, is_withdrawn) in asked {
+            for (owner, pod, later, withdrawn) in asked {
                 now += later;
                 let owner = format!("d{owner}");
                 let pod = format!("{owner}-{pod}");
                 let claim = Claim { namespace: "n".into(), owner: owner.clone(), pod: pod.clone() };
                 match ledger.ask(&claim, &terms, now) {
-                    Verdict::Granted => {
-                        let known = granted.iter().position(|(.., known)| *known == pod);
-                        let known = known.map(|index| granted.remove(index));
-                        let first = known.map(|(first, ..)| first).filter(|first| now - first <= 3600);
-                        if is_withdrawn {
-                            ledger.withdraw(&pod);
-                        } else {
-                            granted.push((first.unwrap_or(now), now, owner, pod));
+                    Verdict::Granted { stamp } => {
+                        let stamps = granted.entry((owner, pod.clone())).or_default();
+                        stamps.push(stamp);
+                        if let Some(index) = withdrawn {
+                            let stamp = stamps.remove(index.index(stamps.len()));
+                            ledger.withdraw(&pod, stamp);
                         }
                     }
                     Verdict::Wait { wait, .. } | Verdict::GivenUp { wait, .. } => {
@@ -391,13 +429,14 @@ mod tests {
                     }
                 }
             }
-            for (first, last, owner, _) in &granted {
-                let of_owner = || granted.iter().filter(|(_, _, of, _)| of == owner);
-                let cooling = of_owner().filter(|(_, it, ..)| (0..=120).contains(&(last - it)));
-                prop_assert_eq!(cooling.count(), 1);
-                let is_recent = |it: &i64| (0..=3600).contains(&(first - it));
-                prop_assert!(of_owner().filter(|(it, ..)| is_recent(it)).count() <= per_owner as usize);
-                let all = granted.iter().filter(|(it, ..)| is_recent(it)).count();
+            let last = |stamps: &Vec<i64>| stamps.last().copied();
+            for ((owner, _), stamps) in &granted {
+                let Some(at) = last(stamps) else { continue };
+                let within = |span: i64| move |it: &i64| (0..=span).contains(&(at - it));
+                let of_owner = || granted.iter().filter(|((of, _), _)| of == owner).filter_map(|(_, it)| last(it));
+                prop_assert_eq!(of_owner().filter(within(120)).count(), 1);
+                prop_assert!(of_owner().filter(within(3600)).count() <= per_owner as usize);
+                let all = granted.values().filter_map(last).filter(within(3600)).count();
                 prop_assert!(all <= share(budget) as usize);
             }
         }

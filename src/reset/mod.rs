@@ -22,4 +22,4 @@ pub(crate) use driver::Resets;
 pub(crate) use inbox::{Inbox, news};
 pub use ledger::{Claim, Hindrance, Verdict};
 pub use reservation::{ReservationError, Reservations};
-pub use terms::{Method, Terms};
+pub use terms::{Method, Terms, TooManyResets};

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
-use super::ledger::Hindrance;
+use super::ledger::{Hindrance, full, seconds};
 use super::record::{Memory, Record, Spent};
 use super::sighting::Sighting;
 use super::terms::{HOUR, Terms, share};
@@ -19,11 +19,11 @@ use crate::policy::FailureAction;
 /// Between two tries of what is refused or does not work, the first and the longest.
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_mins(5);
-/// After a pod has changed in the middle of it.
-const SOON: Duration = Duration::from_secs(3);
 /// Who has waited for longest goes first, though another one's pause may end so much sooner: the API server tells whole
 /// seconds. Less than any pause, so that nobody holds up the others by trying again and again.
 const SLACK: Duration = Duration::from_secs(2);
+/// What still holds is said again then: the API server forgets an event after an hour.
+const SAID_AGAIN: Duration = Duration::from_mins(50);
 /// Where nothing changes but by somebody's doing.
 const SELDOM: Duration = Duration::from_mins(10);
 
@@ -48,8 +48,8 @@ struct Look {
     /// Nothing is tried before that.
     next_up_ms: u64,
     failures: u32,
-    /// What was said last of each kind of thing.
-    said: BTreeMap<&'static str, String>,
+    /// What was said last of each kind of thing, and how long the machine had been up then.
+    said: BTreeMap<&'static str, (String, u64)>,
 }
 
 /// What is to be done.
@@ -72,8 +72,6 @@ pub(super) enum Deed {
 pub(super) struct Task {
     pub(super) pod: PodKey,
     pub(super) uid: PodUid,
-    /// Nobody asked for it but the node: then only if it is of a Deployment.
-    pub(super) by_default: bool,
     /// The container that has ended most often, and how often.
     pub(super) container: ContainerName,
     pub(super) exits: u32,
@@ -129,6 +127,9 @@ pub(super) enum Notice {
     Failed(String, bool),
 }
 
+/// The kind of what did not work the first time.
+const FAILED: &str = "failed";
+
 impl Notice {
     fn kind(&self) -> &'static str {
         match self {
@@ -138,7 +139,7 @@ impl Notice {
             Self::GivenUp(..) => "given up",
             Self::Refused(_) => "refused",
             Self::Denied(_) => "denied",
-            Self::Failed(_, false) => "failed",
+            Self::Failed(_, false) => FAILED,
             Self::Failed(_, true) => "failed again",
         }
     }
@@ -163,7 +164,6 @@ struct Next<'p> {
     /// Since when it is due.
     from: u64,
     uid: &'p PodUid,
-    by_default: bool,
     /// When it may be tried.
     at: u64,
 }
@@ -171,7 +171,7 @@ struct Next<'p> {
 /// What is wanted for a pod.
 enum Wish {
     Leave,
-    Reset { by_default: bool },
+    Reset,
     Unusable(Notice),
 }
 
@@ -206,6 +206,9 @@ impl Pods {
         self.changed |= self.memory.note(&sighting, &self.terms, now);
         let wish = self.wish(&sighting);
         if let Some(look) = self.looks.get_mut(&uid) {
+            if sighting.ready {
+                look.failures = 0;
+            }
             look.sighting = sighting;
         } else {
             let look = Look {
@@ -217,8 +220,8 @@ impl Pods {
             self.looks.insert(uid.clone(), look);
         }
         match wish {
-            Wish::Unusable(notice) => self.tell(&uid, notice).into_iter().collect(),
-            Wish::Leave | Wish::Reset { .. } => Vec::new(),
+            Wish::Unusable(notice) => self.tell(&uid, notice, now).into_iter().collect(),
+            Wish::Leave | Wish::Reset => Vec::new(),
         }
     }
 
@@ -228,17 +231,17 @@ impl Pods {
         while self.busy.is_none()
             && let Some(next) = self.next(now).filter(|next| next.at <= now.up_ms)
         {
-            let (uid, by_default) = (next.uid.clone(), next.by_default);
+            let uid = next.uid.clone();
             let Some(look) = self.looks.get(&uid) else {
                 break;
             };
             let namespace = look.sighting.key.namespace.clone();
             if let Some(wait) = self.node_budget(&uid, &namespace, now) {
                 self.postpone(&uid, wait, now);
-                deeds.extend(self.tell(&uid, Notice::Deferred(Hindrance::NodeBudget, wait)));
+                deeds.extend(self.tell(&uid, Notice::Deferred(Hindrance::NodeBudget, wait), now));
                 continue;
             }
-            let Some(task) = self.task(&uid, by_default, now) else {
+            let Some(task) = self.task(&uid, now) else {
                 break;
             };
             self.busy = Some(uid);
@@ -275,7 +278,8 @@ impl Pods {
         }
         self.busy = None;
         let was_reserved = std::mem::take(&mut self.reserved);
-        if was_reserved && !matches!(outcome, Outcome::Done | Outcome::Unanswered(_)) {
+        let stays = self.looks.get(uid).is_some_and(|it| !it.sighting.ending);
+        if was_reserved && stays && !matches!(outcome, Outcome::Done | Outcome::Unanswered(_)) {
             // It has cost nothing.
             let before = self.memory.spent.len();
             self.memory.spent.retain(|spent| spent.pod != *uid);
@@ -289,25 +293,25 @@ impl Pods {
             }
             Outcome::Unreplaced(why) => (SELDOM, Some(Notice::Unusable(why))),
             Outcome::NotMeant => (SELDOM, None),
-            // Whoever changes it all the time must not have something reserved all the time.
-            Outcome::Changed if was_reserved => (self.back_off(uid), None),
-            Outcome::Changed => (SOON, None),
+            // Whoever changes it all the time must not hold up the others, or have something reserved, all the time.
+            Outcome::Changed => (self.back_off(uid), None),
             Outcome::Refused(why) => (self.back_off(uid), Some(Notice::Refused(why))),
             Outcome::Denied(what) => (self.back_off(uid), Some(Notice::Denied(what))),
             Outcome::Away(why) | Outcome::Unanswered(why) => {
-                let again = self.looks.get(uid).is_some_and(|look| look.failures > 0);
+                let look = self.looks.get(uid);
+                let again = look.is_some_and(|it| it.said.contains_key(FAILED));
                 (self.back_off(uid), Some(Notice::Failed(why, again)))
             }
         };
         self.postpone(uid, pause, now);
-        let told = notice.and_then(|notice| self.tell(uid, notice));
+        let told = notice.and_then(|notice| self.tell(uid, notice, now));
         told.into_iter().collect()
     }
 
     /// It is granted; but the pod may have recovered while that was asked.
     fn reserved(&mut self, uid: &PodUid, now: &Moment) -> Vec<Deed> {
         let due = self.looks.get(uid).and_then(|look| {
-            let (_, from) = self.due_from(uid, look, now)?;
+            let from = self.due_from(uid, look, now)?;
             (from <= now.up_ms).then(|| look.sighting.key.namespace.clone())
         });
         self.reserved = true;
@@ -325,16 +329,16 @@ impl Pods {
     }
 
     fn wish(&self, sighting: &Sighting) -> Wish {
-        let by_default = match &sighting.policy {
+        let action = match &sighting.policy {
             Err(error) => return Wish::Unusable(Notice::Invalid(error.to_string())),
-            Ok(Some(policy)) if policy.action == FailureAction::None => return Wish::Leave,
-            Ok(Some(_)) => false,
-            Ok(None) if self.terms.default == FailureAction::None => return Wish::Leave,
-            Ok(None) => true,
+            Ok(policy) => policy.as_ref().map_or(self.terms.default, |it| it.action),
         };
+        if action == FailureAction::None {
+            return Wish::Leave;
+        }
         match self.obstacle(sighting) {
-            None => Wish::Reset { by_default },
-            Some(_) if by_default => Wish::Leave,
+            None => Wish::Reset,
+            Some(_) if sighting.is_silent() => Wish::Leave,
             Some(why) => Wish::Unusable(Notice::Unusable(why)),
         }
     }
@@ -362,11 +366,11 @@ impl Pods {
         }
     }
 
-    /// From when on that pod is to be reset if nothing changes, and whether nobody asked for it.
-    fn due_from(&self, uid: &PodUid, look: &Look, now: &Moment) -> Option<(bool, u64)> {
-        let Wish::Reset { by_default } = self.wish(&look.sighting) else {
+    /// From when on that pod is to be reset if nothing changes.
+    fn due_from(&self, uid: &PodUid, look: &Look, now: &Moment) -> Option<u64> {
+        if !matches!(self.wish(&look.sighting), Wish::Reset) {
             return None;
-        };
+        }
         if look.sighting.ending || look.sighting.ready {
             return None;
         }
@@ -375,7 +379,7 @@ impl Pods {
         let from = record
             .not_ready_since()
             .saturating_add(ms(self.terms.not_ready()));
-        (exits > self.most(&look.sighting)).then_some((by_default, from))
+        (exits > self.most(&look.sighting)).then_some(from)
     }
 
     fn most(&self, sighting: &Sighting) -> u32 {
@@ -387,11 +391,10 @@ impl Pods {
     /// Whose turn it is, and when.
     fn next(&self, now: &Moment) -> Option<Next<'_>> {
         let waiting = self.looks.iter().filter_map(|(uid, look)| {
-            let (by_default, from) = self.due_from(uid, look, now)?;
+            let from = self.due_from(uid, look, now)?;
             Some(Next {
                 from,
                 uid,
-                by_default,
                 at: from.max(look.next_up_ms),
             })
         });
@@ -402,7 +405,7 @@ impl Pods {
         waiting.into_iter().min()
     }
 
-    fn task(&self, uid: &PodUid, by_default: bool, now: &Moment) -> Option<Task> {
+    fn task(&self, uid: &PodUid, now: &Moment) -> Option<Task> {
         let seen = self.looks.get(uid)?.sighting.clone();
         let record = self.memory.pods.get(uid)?.clone();
         let (container, exits) = record.worst(&self.terms, now)?;
@@ -410,7 +413,6 @@ impl Pods {
         Some(Task {
             pod: record.pod.clone(),
             uid: uid.clone(),
-            by_default,
             container,
             exits,
             record,
@@ -425,18 +427,13 @@ impl Pods {
         spent.retain(|spent| now.since(spent.at_up_ms) < HOUR);
         self.changed |= spent.len() != before;
         let others = || spent.iter().filter(|spent| spent.pod != *uid);
-        let full = |times: Vec<u64>, most: u32| {
-            let over = times.len().checked_sub(usize::try_from(most).ok()?)?;
-            let left = times
-                .get(over)
-                .map_or(HOUR, |at| HOUR.saturating_sub(now.since(*at)));
-            Some(left.max(SOON))
-        };
+        let second = |up_ms: u64| seconds(Duration::from_millis(up_ms));
+        let at = |spent: &Spent| second(spent.at_up_ms);
         let most = self.terms.max_resets_per_hour_on_node;
         let neighbours = others().filter(|spent| spent.namespace == namespace);
-        let neighbours = neighbours.map(|spent| spent.at_up_ms).collect();
-        let all = others().map(|spent| spent.at_up_ms).collect();
-        full(all, most).max(full(neighbours, share(most)))
+        let (span, now) = (seconds(HOUR), second(now.up_ms));
+        let all = full(others().map(at), most, span, now);
+        all.max(full(neighbours.map(at), share(most), span, now))
     }
 
     fn back_off(&mut self, uid: &PodUid) -> Duration {
@@ -454,13 +451,18 @@ impl Pods {
         }
     }
 
-    /// Unless that was said last.
-    fn tell(&mut self, uid: &PodUid, notice: Notice) -> Option<Deed> {
+    /// Unless that was said last, and not long ago.
+    fn tell(&mut self, uid: &PodUid, notice: Notice, now: &Moment) -> Option<Deed> {
         let look = self.looks.get_mut(uid)?;
         let essence = notice.essence();
-        let before = look.said.insert(notice.kind(), essence.clone());
-        let news = before.as_ref() != Some(&essence);
-        news.then(|| Deed::Tell(look.sighting.key.clone(), uid.clone(), notice))
+        if let Some((said, at)) = look.said.get(notice.kind())
+            && *said == essence
+            && now.since(*at) < SAID_AGAIN
+        {
+            return None;
+        }
+        look.said.insert(notice.kind(), (essence, now.up_ms));
+        Some(Deed::Tell(look.sighting.key.clone(), uid.clone(), notice))
     }
 }
 

@@ -40,17 +40,10 @@ pub(super) struct Record {
 }
 
 impl Memory {
-    /// A machine that was started anew has been up for less than what was written down before it: whatever that was is just
-    /// now, so that everything takes longer rather than less.
+    /// A machine that was started anew has been up for less than what was written down before it. Nobody knows how long its
+    /// containers ran until then, or what they crashed of: their exits are counted anew. Resets of that time are just now.
     pub(super) fn rebased(mut self, up_ms: u64) -> Self {
-        for record in self.pods.values_mut() {
-            for stamp in [&mut record.not_ready_since_up_ms, &mut record.seen_up_ms] {
-                *stamp = up_ms.min(*stamp);
-            }
-            for count in record.counts.values_mut() {
-                count.rebase(up_ms);
-            }
-        }
+        self.pods.retain(|_, record| record.seen_up_ms <= up_ms);
         for spent in &mut self.spent {
             spent.at_up_ms = spent.at_up_ms.min(up_ms);
         }

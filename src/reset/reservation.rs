@@ -64,9 +64,10 @@ impl Reservations {
             .await
     }
 
-    /// Gives back what was granted for a pod that will not be reset now.
-    pub(super) async fn withdraw(&self, pod: &PodUid) -> Result<(), ReservationError> {
-        self.change(|ledger, _| ledger.withdraw(pod.as_str())).await
+    /// Gives back what was granted with that stamp for a pod that will not be reset now.
+    pub(super) async fn withdraw(&self, pod: &PodUid, stamp: i64) -> Result<(), ReservationError> {
+        self.change(|ledger, _| ledger.withdraw(pod.as_str(), stamp))
+            .await
     }
 
     async fn change<T>(&self, how: impl Fn(&mut Ledger, i64) -> T) -> Result<T, ReservationError> {
@@ -192,7 +193,7 @@ mod tests {
         let (reservations, kept) = server(lease(None), &[409, 409]);
         let terms = Terms::default();
         let verdict = reservations.ask(&claim("p1"), &terms).await.unwrap();
-        assert_eq!(verdict, Verdict::Granted);
+        assert!(matches!(verdict, Verdict::Granted { .. }), "{verdict:?}");
         let written = kept.lock().unwrap().clone();
         assert_eq!(written["metadata"]["resourceVersion"], "7");
         assert_eq!(written["spec"]["holderIdentity"], "node-1");
@@ -206,13 +207,15 @@ mod tests {
         let (reservations, kept) = server(lease(None), &[200, 409]);
         let terms = Terms::default();
         let verdict = reservations.ask(&claim("p1"), &terms).await.unwrap();
-        assert_eq!(verdict, Verdict::Granted);
-        reservations.withdraw(&"p1".into()).await.unwrap();
+        let Verdict::Granted { stamp } = verdict else {
+            panic!("{verdict:?}");
+        };
+        reservations.withdraw(&"p1".into(), stamp).await.unwrap();
         let verdict = reservations.ask(&claim("p2"), &terms).await.unwrap();
-        assert_eq!(verdict, Verdict::Granted);
+        assert!(matches!(verdict, Verdict::Granted { .. }), "{verdict:?}");
         // What was never granted is not there to be withdrawn.
         let written = kept.lock().unwrap().clone();
-        reservations.withdraw(&"p1".into()).await.unwrap();
+        reservations.withdraw(&"p1".into(), stamp).await.unwrap();
         assert_eq!(*kept.lock().unwrap(), written);
     }
 

@@ -108,6 +108,11 @@ impl Sighting {
 }
 
 impl Sighting {
+    /// Whether it says nothing of what it wants: then it is reset only if the node's configuration wants that.
+    pub(super) fn is_silent(&self) -> bool {
+        self.policy == Ok(None)
+    }
+
     /// Whether what was decided of the pod when it looked like this still holds: it is the same one, was not Ready since, and
     /// nobody has changed what is wanted for it.
     pub(super) fn holds(&self, now: &Self) -> bool {
@@ -194,19 +199,15 @@ impl Exit {
     }
 }
 
-/// The kubelet restarts a container when a liveness or startup probe has failed so often in a row
-/// (`pkg/kubelet/prober/worker.go`, `doProbe`). The defaults are those of `SetDefaults_Probe` (`pkg/apis/core/v1`).
+/// The kubelet restarts a container when a liveness or startup probe has failed so often in a row, failures of the attempts
+/// before among them (`doProbe`, `pkg/kubelet/prober/worker.go`): the first one of this attempt may be enough.
 fn probed_after(container: &Container) -> Option<Duration> {
     let probes = [&container.liveness_probe, &container.startup_probe];
-    let soonest = |probe: &Probe| {
-        let number = |number: Option<i32>, default| {
-            u64::try_from(number.filter(|it| *it > 0).unwrap_or(default)).unwrap_or(0)
-        };
-        let failures = number(probe.failure_threshold, 3);
-        let pauses = number(probe.period_seconds, 10) * failures.saturating_sub(1);
-        Duration::from_secs(number(probe.initial_delay_seconds, 0) + pauses)
+    let first = |probe: &Probe| {
+        let delay = probe.initial_delay_seconds.unwrap_or(0);
+        Duration::from_secs(u64::try_from(delay).unwrap_or(0))
     };
-    probes.into_iter().flatten().map(soonest).min()
+    probes.into_iter().flatten().map(first).min()
 }
 
 fn second(time: Option<&Time>) -> i64 {
@@ -287,11 +288,11 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_needs_its_failures_before_it_can_restart_anything() {
+    fn one_failure_of_a_probe_may_be_enough_and_there_is_none_before_its_delay() {
         let seen = sighting(&status("c0", 0, &json!({}), &json!({})));
         assert_eq!(
             seen.containers[0].probed_after,
-            Some(Duration::from_secs(5 + 2 * 2))
+            Some(Duration::from_secs(5))
         );
     }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde::Deserialize;
+use thiserror::Error;
 
 use crate::policy::FailureAction;
 
@@ -11,6 +12,9 @@ use crate::policy::FailureAction;
 const SYSTEM: &str = "kube-system";
 /// A budget is so many resets in that time.
 pub(super) const HOUR: Duration = Duration::from_hours(1);
+/// There is room for so many in an annotation: all of an object have 256 KiB (`TotalAnnotationSizeLimitB`, apimachinery's
+/// `pkg/api/validation`), a reset has some 160 bytes.
+const MOST_REMEMBERED: u64 = 1000;
 
 /// How pods go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
@@ -21,6 +25,14 @@ pub enum Method {
     /// By a plain deletion, which asks nobody.
     Delete,
 }
+
+/// There may be more resets than the Lease has room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error(
+    "hardReset: up to {0} resets would have to be remembered, and there is room for {MOST_REMEMBERED}: lower \
+     maxResetsPerHour, windowSeconds or cooldownSeconds"
+)]
+pub struct TooManyResets(u64);
 
 /// The numbers of hard resets. The defaults are those of enhancements#5734 where it has any.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -82,6 +94,22 @@ impl Terms {
 
     pub(super) fn keep_evidence(&self) -> Duration {
         Duration::from_hours(self.keep_evidence_hours.into())
+    }
+
+    /// For how long the cluster remembers a reset.
+    pub(super) fn remembered(&self) -> Duration {
+        let own = self.window_seconds.max(self.cooldown_seconds);
+        seconds(own).max(HOUR)
+    }
+
+    /// These, if they can be kept to.
+    pub(crate) fn checked(self) -> Result<Self, TooManyResets> {
+        let hours = self.remembered().as_secs().div_ceil(HOUR.as_secs());
+        let most = hours.saturating_mul(self.max_resets_per_hour.into());
+        if most > MOST_REMEMBERED {
+            return Err(TooManyResets(most));
+        }
+        Ok(self)
     }
 
     pub(super) fn forgotten_after(&self) -> Duration {

@@ -211,7 +211,7 @@ fn what_recovers_while_it_is_asked_for_is_not_struck() {
 }
 
 #[test]
-fn a_pod_that_changes_whenever_something_is_reserved_for_it_is_tried_ever_more_seldom() {
+fn a_pod_that_always_changes_in_the_middle_of_it_is_tried_ever_more_seldom() {
     let mut node = Node::new(Terms::default());
     node.crash("p", 8);
     node.pass(10);
@@ -227,7 +227,37 @@ fn a_pod_that_changes_whenever_something_is_reserved_for_it_is_tried_ever_more_s
         pauses.push((wake - now.up_ms) / 1000);
         node.clock.pass(Duration::from_millis(wake - now.up_ms));
     }
-    assert_eq!(pauses, [3, 3, 5, 10, 20]);
+    assert_eq!(pauses, [5, 10, 20, 40, 80]);
+    // Until it has been Ready.
+    node.see(Sighting {
+        ready: true,
+        ..pod("p", 8)
+    });
+    node.see(pod("p", 9));
+    node.pass(10);
+    assert_eq!(node.prepares().as_deref(), Some("p"));
+    node.outcome("p", Outcome::Changed);
+    node.clock.pass(FIRST_PAUSE);
+    assert_eq!(node.prepares().as_deref(), Some("p"));
+}
+
+#[test]
+fn a_strike_that_has_come_to_something_after_all_stays_spent() {
+    let mut node = Node::new(Terms::default());
+    node.crash("p", 8);
+    node.pass(10);
+    assert!(node.strikes("p"));
+    node.outcome("p", Outcome::Unanswered("late".into()));
+    node.pass(1);
+    assert_eq!(node.prepares().as_deref(), Some("p"));
+    node.see(Sighting {
+        ending: true,
+        ..pod("p", 8)
+    });
+    let withdrawn = [Deed::Withdraw("p".into())];
+    assert_eq!(node.outcome("p", Outcome::Reserved), withdrawn);
+    node.outcome("p", Outcome::Changed);
+    assert_eq!(node.pods.memory().spent.len(), 1);
 }
 
 #[test]
@@ -264,6 +294,12 @@ fn what_fails_again_is_told_to_people() {
         assert_eq!(notices(&deeds), notice.iter().collect::<Vec<_>>());
         node.pass(5);
     }
+    // Nobody can read any more what was told then.
+    node.pass(45);
+    assert_eq!(node.prepares().as_deref(), Some("p"));
+    let deeds = node.outcome("p", Outcome::Away("full".into()));
+    let again = Notice::Failed("full".into(), true);
+    assert_eq!(notices(&deeds), [&again]);
 }
 
 #[test]
@@ -479,7 +515,7 @@ fn a_node_and_a_namespace_on_it_have_so_many_an_hour() {
         ..pod("c", 8)
     });
     assert_eq!(node.prepares(), None);
-    node.pass(60);
+    node.pass(61);
     assert!(node.strikes("c"));
 }
 
@@ -500,20 +536,32 @@ fn counts_and_windows_outlive_the_plugin_and_what_is_gone_is_forgotten() {
 }
 
 #[test]
-fn a_machine_that_was_started_anew_takes_longer_rather_than_less() {
-    let mut node = Node::new(Terms::default());
+fn on_a_machine_that_was_started_anew_exits_are_counted_anew_and_resets_are_not_forgotten() {
+    let terms = Terms {
+        max_resets_per_hour_on_node: 1,
+        ..Terms::default()
+    };
+    let mut node = Node::new(terms.clone());
+    node.crash("q", 8);
     node.crash("p", 8);
     node.pass(10);
+    assert!(node.strikes("p"));
+    node.outcome("p", Outcome::Done);
     let text = serde_json::to_vec(node.pods.memory()).unwrap();
     let young = Clock::of(crate::clock::Times { up: 1000, unix: 0 });
     let memory: Memory = serde_json::from_slice(&text).unwrap();
     let clock = young;
-    let pods = Pods::new(Terms::default(), memory, &clock.moment());
+    let pods = Pods::new(terms, memory, &clock.moment());
     node = Node { pods, clock };
-    node.see(pod("p", 8));
-    assert_eq!(node.prepares(), None);
+    node.see(pod("q", 9));
     node.pass(10);
-    assert!(node.strikes("p"));
+    assert_eq!(node.prepares(), None);
+    for exits in 10..=17 {
+        node.see(pod("q", exits));
+    }
+    assert_eq!(node.prepares(), None);
+    node.pass(51);
+    assert!(node.strikes("q"));
 }
 
 #[test]

@@ -3,22 +3,26 @@
 //! The kubelet's back-off is a second at most, and so are the plugin's own times, but its numbers are those of a cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
 use std::fs;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, StatefulSet};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Event, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use k8s_openapi::jiff::Timestamp;
-use kube::ResourceExt;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
+use kube::{Resource, ResourceExt};
 use reprise::reset::{Claim, Reservations, Terms, Verdict};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
@@ -62,6 +66,9 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         pod_that_was_ready_is_not_reset,
         restarts_by_a_probe_do_not_count,
         owner_whom_resets_do_not_help_is_given_up,
+        pods_of_a_daemon_set_and_of_a_protected_namespace_stay_and_are_told_so,
+        pod_of_a_stateful_set_is_replaced_under_its_name,
+        node_that_has_had_as_many_as_it_may_resets_no_more,
     ]));
     scenarios
 }
@@ -117,7 +124,7 @@ async fn clear_ledger(stage: &Stage) -> Result<()> {
     Ok(())
 }
 
-/// A Deployment, and all that has become of its pods since.
+/// A Deployment or the like, and all that has become of its pods since.
 struct Live {
     name: String,
     history: History<Pod>,
@@ -125,6 +132,14 @@ struct Live {
 
 impl Live {
     async fn of(stage: &Stage, replicas: u32, shape: &Shape) -> Result<Self> {
+        Self::owned_by::<Deployment>(stage, replicas, shape).await
+    }
+
+    async fn owned_by<K>(stage: &Stage, replicas: u32, shape: &Shape) -> Result<Self>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+        K: Clone + Debug + Serialize + DeserializeOwned,
+    {
         // Of a long one, its pods' names have the beginning only.
         let name = stage.name();
         let mut ends = name.rsplit('-');
@@ -136,15 +151,19 @@ impl Live {
         );
         let selection = watcher::Config::default().labels(&format!("app={name}"));
         let history = History::start(stage.node.pods(), selection);
+        let mut template = template(stage, shape, &name)?;
+        // The controller of DaemonSets asks for that, as a scheduler would.
+        template["spec"]["tolerations"] = json!([{"operator": "Exists"}]);
         stage
-            .create::<Deployment>(json!({
-                "apiVersion": "apps/v1",
-                "kind": "Deployment",
+            .create::<K>(json!({
+                "apiVersion": K::api_version(&()),
+                "kind": K::kind(&()),
                 "metadata": {"name": name},
                 "spec": {
                     "replicas": replicas,
+                    "serviceName": "",
                     "selector": {"matchLabels": {"app": name}},
-                    "template": template(stage, shape, &name)?,
+                    "template": template,
                 },
             }))
             .await?;
@@ -453,7 +472,7 @@ async fn two_hundred_races_for_a_reset_have_one_winner_each(stage: Stage) -> Res
         let mut winners = 0;
         for asked in futures::future::join_all(race).await {
             match asked?.context("a node has no answer")? {
-                Verdict::Granted => winners += 1,
+                Verdict::Granted { .. } => winners += 1,
                 Verdict::Wait { wait, .. } => {
                     ensure!(wait <= Duration::from_secs(121), "{wait:?}");
                 }
@@ -554,6 +573,66 @@ async fn pod_without_a_controller_stays_and_is_told_so(stage: Stage) -> Result<(
         ensure!(seen.uid().as_ref() == Some(&pod.uid), "it is another one");
         ensure!(seen.metadata.deletion_timestamp.is_none(), "it went");
         Ok(())
+    })
+    .await
+}
+
+async fn pods_of_a_daemon_set_and_of_a_protected_namespace_stay_and_are_told_so(
+    stage: Stage,
+) -> Result<()> {
+    with(&stage, json!({"maxRestartsOnNode": 2}), async |stage| {
+        let live = Live::owned_by::<DaemonSet>(stage, 1, &crashing()).await?;
+        stays(stage, &live, "DaemonSet").await
+    })
+    .await?;
+    let terms = json!({"maxRestartsOnNode": 2, "protectedNamespaces": ["default"]});
+    with(&stage, terms, async |stage| {
+        let live = Live::of(stage, 1, &crashing()).await?;
+        stays(stage, &live, "namespace default is protected").await
+    })
+    .await
+}
+
+/// Its pod is not reset, and told so, for that reason.
+async fn stays(stage: &Stage, live: &Live, why: &str) -> Result<()> {
+    let told = until_told(stage, "Pod", &live.name, "HardResetImpossible", PATIENCE).await?;
+    ensure!(told.contains(why), "{told}");
+    live.until_restarted(5, CRASHES).await?;
+    sleep(SOON).await;
+    live.must_stay()
+}
+
+async fn pod_of_a_stateful_set_is_replaced_under_its_name(stage: Stage) -> Result<()> {
+    with(&stage, json!({"maxRestartsOnNode": 2}), async |stage| {
+        let live = Live::owned_by::<StatefulSet>(stage, 1, &crashing()).await?;
+        let gone = live.until_gone(1, CRASHES).await?;
+        let name = format!("{}-0", live.name);
+        let pods = stage.node.pods();
+        wait::until("its controller makes a new one", PATIENCE, async || {
+            let now = pods.get_opt(&name).await?;
+            let uid = now.and_then(|pod| pod.uid());
+            let is_new = uid.as_ref().is_some_and(|uid| *uid != gone[0]);
+            Ok(is_new.then_some(()).ok_or_else(|| format!("{uid:?}")))
+        })
+        .await
+    })
+    .await
+}
+
+async fn node_that_has_had_as_many_as_it_may_resets_no_more(stage: Stage) -> Result<()> {
+    with(&stage, json!({"maxRestartsOnNode": 2}), async |stage| {
+        let live = Live::of(stage, 1, &crashing()).await?;
+        live.until_gone(1, CRASHES).await?;
+        Ok(())
+    })
+    .await?;
+    let terms = json!({"maxRestartsOnNode": 2, "maxResetsPerHourOnNode": 1});
+    with(&stage, terms, async |stage| {
+        let live = Live::of(stage, 1, &crashing()).await?;
+        let told = until_told(stage, "Pod", &live.name, "HardResetDeferred", CRASHES).await?;
+        ensure!(told.contains("the node"), "{told}");
+        sleep(SOON).await;
+        live.must_stay()
     })
     .await
 }
