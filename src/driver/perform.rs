@@ -124,7 +124,7 @@ impl Driver {
                 Arc::clone(self).recover(order.record, order.spec),
             )),
             Effect::Replay(names) => {
-                tokio::spawn(Arc::clone(self).replay(order.record, names));
+                tokio::spawn(Arc::clone(self).replay(order.record, order.spec, names));
             }
             Effect::Start(id) => drop(tokio::spawn(Arc::clone(self).start_made(id))),
             Effect::MakePlaceholder(name, like) => {

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::Driver;
 use super::hosts::Hosts;
-use crate::cri::{ContainerConfig, ContainerStatus, CriError, PodSandboxConfig};
+use crate::cri::{ContainerConfig, CriError, PodSandboxConfig};
 use crate::driver::turns::Turn;
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::{ContainerKind, PodSpec};
@@ -36,6 +36,8 @@ pub(super) struct Replay {
     sandbox: PodSandboxConfig,
     attempts: BTreeMap<ContainerName, Attempt>,
     hosts: Option<Hosts>,
+    /// Of the spec that was known when the rest was read.
+    generation: Option<i64>,
 }
 
 /// Why an attempt was not started.
@@ -47,6 +49,8 @@ enum ReplayError {
     TerminationMessage(#[from] io::Error),
     #[error("no connection to NRI")]
     NoGate,
+    #[error("{0}")]
+    Blocked(ReplayBlocker),
     #[error("it is no longer wanted")]
     Unwanted,
 }
@@ -57,7 +61,7 @@ impl ReplayError {
         match self {
             Self::Unwanted => true,
             Self::Cri(error) => error.is_transient(),
-            Self::TerminationMessage(_) | Self::NoGate => false,
+            Self::TerminationMessage(_) | Self::NoGate | Self::Blocked(_) => false,
         }
     }
 }
@@ -96,7 +100,8 @@ impl Driver {
         }));
         let sandbox = cri.sandbox_config(&self.pod.sandbox);
         let containers: Vec<_> = containers.await?;
-        self.have_their_images(&containers, spec).await?;
+        let made = containers.iter().map(|(it, config)| (&it.name, config));
+        self.have_their_images(made, spec).await?;
         have_their_cpus(&containers, !plan.back_off().is_zero())?;
         let is_init = |name: &ContainerName| {
             let member = plan.member(name);
@@ -114,25 +119,26 @@ impl Driver {
             hosts,
             attempts: attempts.collect::<Result<_, ReplayBlocker>>()?,
             sandbox: complete("the sandbox", sandbox.await.map_err(failed)?)?,
+            generation: spec.map(|it| it.generation),
         })
     }
 
     /// Whether a start by the kubelet would find the images that these containers were made from.
-    async fn have_their_images(
+    async fn have_their_images<'c>(
         &self,
-        containers: &[(ContainerStatus, ContainerConfig)],
+        containers: impl Iterator<Item = (&'c ContainerName, &'c ContainerConfig)>,
         spec: Option<&PodSpec>,
     ) -> Result<(), ReplayBlocker> {
         let mut known = BTreeSet::new();
-        for (status, config) in containers {
-            for (made, wanted) in images(&status.name, config, spec) {
+        for (name, config) in containers {
+            for (made, wanted) in images(name, config, spec) {
                 if !known.insert((wanted.image.clone(), &made.image)) {
                     continue;
                 }
                 let now = self.tools.cri.image_id(wanted).await;
                 let now = now.map_err(|error| ReplayBlocker::Failed(error.to_string()))?;
                 if now.as_ref() != Some(&made.image) {
-                    return Err(ReplayBlocker::ImageChanged(status.name.clone()));
+                    return Err(ReplayBlocker::ImageChanged(name.clone()));
                 }
             }
         }
@@ -142,7 +148,12 @@ impl Driver {
     /// Makes the next attempts of these containers, then starts them. Among containers that run the kubelet would see
     /// that one waits; while all wait nothing wakes it (`generateEvents`, pkg/kubelet/pleg/generic.go). What is made
     /// shields the exits as placeholders do, so that its start may wait for its turn for longer than exits can be held.
-    pub(super) async fn replay(self: Arc<Self>, record: Arc<Record>, names: Vec<ContainerName>) {
+    pub(super) async fn replay(
+        self: Arc<Self>,
+        record: Arc<Record>,
+        spec: Option<Arc<PodSpec>>,
+        names: Vec<ContainerName>,
+    ) {
         let plan = &record.plan;
         let replay = self.lock().replay.clone();
         // Another restart may have taken its place.
@@ -153,6 +164,11 @@ impl Driver {
             .iter()
             .filter_map(|name| replay.attempts.get_key_value(name));
         let attempts: Vec<_> = attempts.collect();
+        if let Err(blocker) = self.still_fits(&replay, plan, spec.as_deref()).await
+            && let Some((name, _)) = attempts.first()
+        {
+            return self.not_replayed(&plan.id, name, &ReplayError::Blocked(blocker));
+        }
         let turn = self.turn(plan).await;
         if let Some(hosts) = replay.hosts.clone() {
             hosts.restore().await;
@@ -163,6 +179,24 @@ impl Driver {
         for (name, id, attempt) in started {
             self.show(name, &id, attempt, &replay.sandbox);
         }
+    }
+
+    /// Whether a start by the kubelet would be the same after a back-off as when the containers were read.
+    async fn still_fits(
+        &self,
+        replay: &Replay,
+        plan: &Plan,
+        spec: Option<&PodSpec>,
+    ) -> Result<(), ReplayBlocker> {
+        if plan.back_off().is_zero() {
+            return Ok(());
+        }
+        if spec.map(|it| it.generation) != replay.generation {
+            return Err(ReplayBlocker::SpecChanged);
+        }
+        let made = || replay.attempts.iter().map(|(name, it)| (name, &it.config));
+        made().try_for_each(|(name, config)| has_image(name, config, spec))?;
+        self.have_their_images(made(), spec).await
     }
 
     /// Returns what has been started.

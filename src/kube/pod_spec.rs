@@ -94,9 +94,9 @@ pub struct PodSpec {
     pub restarting: BTreeSet<String>,
     /// The newest container of each name that the kubelet has seen, by its status.
     pub recorded: BTreeSet<ContainerId>,
-    /// Whether the spec is, or may be, another than the one that the pod was made with. From 1.33 on the API server counts
+    /// How often the spec was written: 1 for the one that the pod was made with. From 1.33 on the API server counts
     /// (`metadata.generation`, KEP-5067); before, images alone may change, which the runtime's configuration shows.
-    pub changed: bool,
+    pub generation: i64,
 }
 
 impl PodSpec {
@@ -127,7 +127,7 @@ impl PodSpec {
             ),
             restarting: pod.status.as_ref().map(restarting).unwrap_or_default(),
             recorded: pod.status.as_ref().map(recorded).unwrap_or_default(),
-            changed: meta.generation.is_some_and(|generation| generation > 1),
+            generation: meta.generation.unwrap_or(1),
         })
     }
 

@@ -165,7 +165,7 @@ impl WrittenSpec {
             grace: pod_spec::grace(self.termination_grace_period_seconds),
             restarting: BTreeSet::new(),
             recorded: BTreeSet::new(),
-            changed: false,
+            generation: 1,
         }
     }
 }

@@ -82,22 +82,20 @@ impl Ledger {
             return hindered;
         }
         let mut own = self.entries.iter_mut();
-        let stamp = match own.find(|entry| entry.pod == claim.pod) {
-            Some(entry) => {
-                let stamp = now.max(entry.last().saturating_add(1));
-                entry.granted.push(stamp);
-                stamp
-            }
-            None => {
-                self.entries.push(Entry {
-                    owner: claim.owner.clone(),
-                    namespace: claim.namespace.clone(),
-                    pod: claim.pod.clone(),
-                    granted: vec![now],
-                });
-                now
-            }
-        };
+        let own = own.find(|entry| entry.pod == claim.pod);
+        let stamp = own
+            .as_ref()
+            .map_or(now, |entry| now.max(entry.last().saturating_add(1)));
+        if let Some(entry) = own {
+            entry.granted.push(stamp);
+        } else {
+            self.entries.push(Entry {
+                owner: claim.owner.clone(),
+                namespace: claim.namespace.clone(),
+                pod: claim.pod.clone(),
+                granted: vec![stamp],
+            });
+        }
         Verdict::Granted { stamp }
     }
 

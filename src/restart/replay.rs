@@ -72,6 +72,8 @@ pub enum ReplayBlocker {
     Cpus(ContainerName),
     /// The pod's spec has another image for this container by now, or its name has become another image's.
     ImageChanged(ContainerName),
+    /// The pod's spec was written while its back-off was waited for.
+    SpecChanged,
     /// Somebody has written to the pod's `/etc/hosts`, which the kubelet writes anew before it makes a container.
     HostsTouched,
     /// The init containers took that long last time.
@@ -113,6 +115,7 @@ impl fmt::Display for ReplayBlocker {
                 "{name} has {resource}, whose device plugin may want to be asked (see --replay-devices)"
             ),
             Self::ImageChanged(name) => write!(f, "{name} has another image by now"),
+            Self::SpecChanged => f.write_str("the pod was changed during its back-off"),
             Self::HostsTouched => write!(f, "a container has written to /etc/hosts"),
             Self::SlowInits(took) => {
                 write!(

@@ -42,7 +42,7 @@ impl Pod {
             let then = id.and_then(|id| self.requests.get(id));
             match then.zip(spec.container(&member.name)) {
                 Some((then, now)) => *then != now.memory_request,
-                None => spec.changed,
+                None => spec.generation > 1,
             }
         };
         let member = members.iter().find(changed)?;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
 use super::under;
@@ -42,6 +43,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
     scenarios.extend(scenarios![Shared:
         never_pod_with_inits_that_restarts_in_a_row_waits,
         a_container_that_restarts_alone_in_a_row_waits,
+        pod_that_is_changed_in_its_back_off_starts_as_it_is_then,
     ]);
     scenarios.extend(scenarios![Alone: a_back_off_survives_the_plugin_and_the_kubelet]);
     scenarios
@@ -99,6 +101,10 @@ async fn says_why(pod: &LivePod) -> Result<()> {
             (!said).then(|| "back-off".to_owned())
         })
         .await?;
+    until_named(pod).await
+}
+
+async fn until_named(pod: &LivePod) -> Result<()> {
     wait::until("an event says until when", PATIENCE, async || {
         let said = named(pod).await?;
         Ok(said.map(|_| ()).ok_or_else(|| "no event".to_owned()))
@@ -181,6 +187,30 @@ async fn never_pod_with_inits_that_restarts_in_a_row_waits(stage: Stage) -> Resu
     says_why(&pod).await?;
     pod.has_restarted(&again.before).await?;
     again.has_waited(&pod, 10)
+}
+
+/// What it is replayed from was read before.
+async fn pod_that_is_changed_in_its_back_off_starts_as_it_is_then(stage: Stage) -> Result<()> {
+    let shape = Shape::never()
+        .regular("trainer")
+        .at_first("[ -e /other ] && say 'note other'")
+        .regular("logger")
+        .restarts_all("trainer", 42);
+    let pod = stage.running(shape.started_by("Auto")).await?;
+    pod.restarts_all("trainer", 42).await?;
+    let again = Again::begin(&pod).await?;
+    until_named(&pod).await?;
+    let container = json!({"name": "trainer", "image": stage.node.other_image});
+    let patch = Patch::Strategic(json!({"spec": {"containers": [container]}}));
+    let pods = stage.node.pods();
+    pods.patch(&pod.name, &PatchParams::default(), &patch)
+        .await?;
+    pod.has_restarted(&again.before).await?;
+    again.has_waited(&pod, 10)?;
+    pod.restart_ended("no replay: trainer: the pod was changed during its back-off")?;
+    let notes = pod.notes_since(&again.before)?;
+    ensure!(notes == ["other"], "{notes:?}");
+    Ok(())
 }
 
 async fn a_container_that_restarts_alone_in_a_row_waits(stage: Stage) -> Result<()> {

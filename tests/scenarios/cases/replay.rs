@@ -14,6 +14,7 @@ use tokio::time::sleep;
 use super::{HOOKS_GIVE_UP, under};
 use crate::plugin::Phase;
 use crate::pod::LivePod;
+use crate::recorder::Snapshot;
 use crate::restarted::Before;
 use crate::scenario::{Company, Scenario, Skipped, scenarios, telling_nodes_apart};
 use crate::shape::{RestartPolicy, Shape};
@@ -411,6 +412,12 @@ async fn never_pod_whose_init_container_fails_in_the_replay_fails(stage: Stage) 
         .await?;
     pod.exit("trainer", 42).await?;
     pod.until_phase("Failed").await?;
+    let ran_again = |now: &Snapshot| {
+        let fetch = &now.containers["fetch"];
+        (fetch.state != "exit 3 (Error)").then(|| fetch.state.clone())
+    };
+    let what = "its init container has failed the second time";
+    pod.recorder.until(what, PATIENCE, ran_again).await?;
     Ok(())
 }
 
