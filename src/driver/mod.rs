@@ -158,6 +158,8 @@ struct State {
     turn: Option<Turn>,
     /// While others had better wait for what shields it.
     exposed: Option<Exposed>,
+    /// A condition was set: what the API tells of it may be older, and no predecessor's.
+    announced: bool,
 }
 
 #[derive(Debug)]
@@ -195,6 +197,7 @@ impl Driver {
                 replay: None,
                 turn: None,
                 exposed: None,
+                announced: false,
             }),
             tools,
             pod,
@@ -282,6 +285,11 @@ impl Driver {
     /// Whether a restart is under way.
     pub(crate) fn is_busy(&self) -> bool {
         self.wants(Task::Restart)
+    }
+
+    /// Whether the pod's conditions are set by this process: for the restart under way, or one before.
+    pub(crate) fn sets_conditions(&self) -> bool {
+        self.is_busy() || self.lock().announced
     }
 
     /// The pod's spec is known, or has changed.

@@ -163,6 +163,7 @@ impl Driver {
 
     /// Nothing waits for the API server longer than a moment, nor at all where there is none.
     fn announce(self: &Arc<Self>, order: &Order, restarting: bool) {
+        self.lock().announced |= order.record.plan.condition.is_some();
         let reporter = &self.tools.reporter;
         let told = reporter.condition(&story(&order.record.plan), &order.api_uid, restarting);
         let endings = self.tools.endings.clone().filter(|_| restarting);

@@ -91,6 +91,22 @@ fn begin(driver: &Arc<Driver>) -> HoldDecision {
     answer
 }
 
+#[tokio::test]
+async fn a_pods_conditions_stay_its_drivers_when_its_restart_is_over() {
+    let place = Place::new();
+    let driver = place.driver().await;
+    assert!(!driver.sets_conditions());
+    begin(&driver);
+    while !driver.lock().announced {
+        tokio::task::yield_now().await;
+    }
+    driver.deleted();
+    while driver.is_busy() {
+        tokio::task::yield_now().await;
+    }
+    assert!(driver.sets_conditions());
+}
+
 fn with_plan<T>(driver: &Driver, look: impl FnOnce(&Plan) -> T) -> T {
     look(driver.lock().pod.plan().unwrap())
 }

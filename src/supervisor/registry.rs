@@ -282,7 +282,8 @@ impl Registry {
         self.end_conditions();
     }
 
-    /// No condition stays True for a restart that nobody carries out: a plugin may have died in between.
+    /// No condition stays True for a restart that nobody carries out: a plugin may have died in between. What this process
+    /// has set it takes back itself, and may be told of after that.
     fn end_conditions(&self) {
         for spec in self.pods.all() {
             let drivers = self.drivers_of(&spec);
@@ -291,10 +292,10 @@ impl Registry {
     }
 
     fn end_condition(&self, spec: &PodSpec, drivers: &[Arc<Driver>]) {
-        let busy = drivers.iter().any(|driver| driver.is_busy());
+        let ours = drivers.iter().any(|driver| driver.sets_conditions());
         // Before that, what a predecessor began may yet go on.
         let native = self.read(|entries| entries.native.filter(|_| entries.taken_over));
-        if let Some(native) = native.filter(|_| !busy) {
+        if let Some(native) = native.filter(|_| !ours) {
             self.tools.reporter.end_conditions(spec, native);
         }
     }
