@@ -19,7 +19,7 @@ pub(super) const MAX_NAME: usize = 63;
 /// What all annotations of a pod may have together: 20 rules of 255 values fit, even with a line for each.
 pub(super) const MAX_BYTES: usize = 64 * 1024;
 /// Likewise, of scalars, lists and mappings: 20 rules of 255 values have 5,321.
-const MAX_NODES: usize = 8 * 1024;
+const MAX_NODES: usize = 6 * 1024;
 
 /// The annotations of a pod that say something to us, as they came, and no more of them than is read: whoever wrote them
 /// has a node's time and memory to waste, and nobody's but their own.

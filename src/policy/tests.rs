@@ -391,7 +391,7 @@ fn nothing_is_kept_of_a_flood_but_its_beginning_and_its_size() {
         vec![
             format!(
                 "{{action: x, exitCodes: {{operator: In, values: [{}]}}}}",
-                "z,".repeat(300)
+                "z,".repeat(280)
             );
             20
         ]
