@@ -10,8 +10,8 @@ use crate::cri;
 use crate::driver::Tools;
 use crate::kube::Pods;
 use crate::nri::{Plugin, Stub, StubBuilder};
-use crate::restart::plan::RestartId;
-use crate::restart::replay::Attempt;
+use crate::plan::RestartId;
+use crate::replay::Attempt;
 use crate::supervisor::{Parts, Registry, Reprise};
 
 /// The plugin as the runtime meets it, without any pod.

@@ -1,5 +1,6 @@
 //! Restarts all containers of a Kubernetes pod in place, as an NRI plugin.
 
+pub mod back_off;
 pub mod check;
 pub mod cli;
 pub mod clock;
@@ -15,8 +16,10 @@ pub mod kube;
 pub mod log;
 pub mod node;
 pub mod nri;
+pub mod plan;
 pub mod policy;
 pub mod records;
+pub(crate) mod replay;
 pub mod report;
 pub mod reset;
 pub mod restart;

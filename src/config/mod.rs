@@ -12,10 +12,10 @@ use std::time::Duration;
 pub use settings::{RunArgs, Settings};
 pub use values::{BadValue, CriEndpoint, LogFormat, LogLevel, NriIndex};
 
+use crate::back_off::{BackOff, BackOffError};
 use crate::policy::Start;
+use crate::replay::Devices;
 use crate::reset::{Terms, TooManyResets};
-use crate::restart::back_off::{BackOff, BackOffError};
-use crate::restart::replay::Devices;
 use crate::yaml::YamlError;
 
 const DEFAULT_FILE: &str = "/etc/reprise/config.yaml";

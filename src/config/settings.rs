@@ -9,8 +9,8 @@ use serde::Deserialize;
 use super::ConfigError;
 use super::values::{CriEndpoint, LogFormat, LogLevel, NriIndex};
 use crate::policy::Start;
+use crate::replay::Devices;
 use crate::reset::Terms;
-use crate::restart::replay::Devices;
 use crate::yaml;
 
 /// The command line of `reprise run`.

@@ -11,7 +11,7 @@ use tokio::task::spawn_blocking;
 
 use crate::cri::{ContainerConfig, ContainerStatus};
 use crate::node::{Maker, now_ns, unix_ns};
-use crate::restart::replay::ReplayBlocker;
+use crate::replay::ReplayBlocker;
 
 /// Where it is in a container.
 const INSIDE: &str = "/etc/hosts";

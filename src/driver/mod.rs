@@ -27,6 +27,7 @@ use rustix::process::setpriority_process;
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, spawn_blocking};
 
+use crate::back_off::Past;
 use crate::clock::{Clock, Moment};
 use crate::cri::{self, Containerd};
 use crate::exit_hold::{HoldDecision, HoldRequest};
@@ -36,7 +37,6 @@ use crate::node::Instance;
 use crate::policy::{Unread, Written};
 use crate::records::Records;
 use crate::report::Reporter;
-use crate::restart::back_off::Past;
 use crate::restart::machine::{Event, Record};
 use crate::restart::pod::{Order, Pod, Shared, Task};
 use bounds::Bounds;

@@ -17,10 +17,10 @@ use crate::cri::CriError;
 use crate::driver::turns::Turn;
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::Ending;
+use crate::plan::{Generation, Plan, Starter, Trigger, Way};
 use crate::policy::Action;
 use crate::report::Story;
 use crate::restart::machine::{Effect, Event, Outcome};
-use crate::restart::plan::{Generation, Plan, Starter, Trigger, Way};
 use crate::restart::pod::{Command, Order, Pod, Saying, Task, Wanted};
 use crate::restart::times::{
     ANNOUNCE_LIMIT, ENDING_LIMIT, REMOVE_LIMIT, RETRY_INTERVAL, SHIELDS_INTERVAL,
@@ -64,18 +64,9 @@ impl Driver {
     }
 
     fn say(&self, saying: Saying) {
-        let (reporter, pod) = (&self.tools.reporter, &self.pod.key);
+        let reporter = &self.tools.reporter;
         match saying {
             Saying::Restarting(plan) => reporter.restarting(&story(&plan)),
-            Saying::FellBack(restart, why) => {
-                tracing::warn!(%pod, %restart, why, "handing the start over to the kubelet");
-            }
-            Saying::BegunAnew(restart, again) => {
-                tracing::warn!(%pod, %restart, again, "containers were started out of order while the gate was away: beginning anew");
-            }
-            Saying::WentOn(restart, phase) => {
-                tracing::info!(%pod, %restart, ?phase, "went on with a restart that was under way");
-            }
             Saying::Ending => reporter.ending(&self.pod),
             Saying::NotProtected(containers, why) => {
                 reporter.not_protected(&self.pod, &containers, why);

@@ -11,7 +11,7 @@ use crate::cri::{
 };
 use crate::ids::{ContainerId, ContainerName, SandboxId};
 use crate::node::PLACEHOLDER_ANNOTATION;
-use crate::restart::plan::RestartId;
+use crate::plan::RestartId;
 
 /// Makes the placeholders of one pod.
 #[derive(Debug)]

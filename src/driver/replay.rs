@@ -20,14 +20,16 @@ use crate::driver::turns::Turn;
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::{ContainerKind, PodSpec};
 use crate::node::now_ns;
-use crate::restart::machine::{Event, Record};
-use crate::restart::plan::{Plan, RestartId};
-use crate::restart::pod::Task;
-use crate::restart::replay::{
+use crate::plan::{Plan, RestartId};
+use crate::replay::{
     Attempt, ReplayBlocker, Room, complete, has_image, have_their_cpus, images, inits_are_quick,
     log_link,
 };
-use crate::restart::times::{EVENT_LIMIT, RESERVED_INTERVAL, RESERVED_LIMIT, RETRY_INTERVAL};
+use crate::restart::machine::{Event, Record};
+use crate::restart::pod::Task;
+use crate::restart::times::{
+    EVENT_LIMIT, INITS_LIMIT, RESERVED_INTERVAL, RESERVED_LIMIT, RETRY_INTERVAL,
+};
 
 /// What a restart is replayed from.
 #[derive(Debug)]
@@ -108,7 +110,11 @@ impl Driver {
             member.is_some_and(|member| member.kind == ContainerKind::Init)
         };
         let statuses = containers.iter().map(|(status, _)| status);
-        inits_are_quick(statuses.filter(|it| is_init(&it.name)), now_ns())?;
+        inits_are_quick(
+            statuses.filter(|it| is_init(&it.name)),
+            now_ns(),
+            INITS_LIMIT,
+        )?;
         let hosts = Hosts::of(&containers, &self.hosts).await?;
         let attempts = containers.into_iter().map(|(status, config)| {
             let attempt = Attempt::after(&status, config, &plan.id, random())?;

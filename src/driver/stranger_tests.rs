@@ -5,10 +5,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::*;
+use crate::back_off::BackOff;
 use crate::ids::PodKey;
+use crate::plan::Starter;
 use crate::policy::Start;
-use crate::restart::back_off::BackOff;
-use crate::restart::plan::Starter;
 
 const RULES: &str = "restart-rules.reprise.dev";
 const OPTIONS: (&str, &str) = ("restart-options.reprise.dev", "start: Replay");

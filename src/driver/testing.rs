@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Readers, Starts, Tools};
+use crate::back_off::BackOff;
 use crate::clock::{Clock, Times};
 use crate::cri;
 use crate::driver::turns::Turns;
@@ -12,7 +13,6 @@ use crate::kube::StaticPods;
 use crate::policy::Start;
 use crate::records::Records;
 use crate::report::Reporter;
-use crate::restart::back_off::BackOff;
 use crate::restart::pod::Shared;
 
 pub(crate) fn tools(cri: cri::Client, dir: &Path) -> Tools {

@@ -7,13 +7,13 @@ use serde_json::{Value, json};
 
 use super::testing::tools;
 use super::*;
+use crate::back_off::BackOff;
 use crate::clock::Clock;
 use crate::cri::fake::Fake;
 use crate::ids::PodKey;
 use crate::node::{InstanceState, Maker};
-use crate::restart::back_off::BackOff;
+use crate::plan::Plan;
 use crate::restart::machine::Phase;
-use crate::restart::plan::Plan;
 
 const RULES: &str =
     r#"[{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]"#;

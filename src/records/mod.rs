@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 
+use crate::back_off::Past;
 use crate::dirs::{self, DirError};
 use crate::ids::SandboxId;
-use crate::restart::back_off::Past;
 use crate::restart::machine::Record;
 use disk::{Disk, Kind};
 
@@ -265,9 +265,9 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::restart::back_off::BackOff;
+    use crate::back_off::BackOff;
+    use crate::plan::tests::plan;
     use crate::restart::machine::Phase;
-    use crate::restart::plan::tests::plan;
 
     struct Place {
         dir: tempfile::TempDir,

@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
 use super::stops::{Patience, Stop};
+use crate::back_off::Past;
 use crate::clock;
 use crate::cri::{self, ContainerSummary, SandboxSummary};
 use crate::driver::{Charge, Driver, Tools};
@@ -17,7 +18,6 @@ use crate::ids::{ContainerId, ExitCode, PodIdentity, PodKey, PodUid, SandboxId};
 use crate::kube::{KubeletFeatures, PodChange, PodSpec, Pods};
 use crate::node::{self, Instance, InstanceState, Maker};
 use crate::policy::{self, Unread};
-use crate::restart::back_off::Past;
 use crate::restart::machine::Record;
 use crate::text;
 

@@ -10,7 +10,7 @@ use super::undo::Undo;
 use super::{Machine, Told};
 use crate::ids::ContainerId;
 use crate::node::Instances;
-use crate::restart::plan::{Plan, Starter, Way};
+use crate::plan::{Plan, Starter, Way};
 use crate::restart::times::{
     CLEAR_LIMIT, DOWN_LIMIT, RECORD_LIMIT, RELIST_INTERVAL, UP_LIMIT, time_to_begin_anew,
 };

@@ -9,7 +9,7 @@ use super::terms::{Effect, Outcome, Phase, WAKER};
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::node::{InstanceState, Instances, Maker};
-use crate::restart::plan::Way;
+use crate::plan::Way;
 
 impl Machine {
     /// Asks for placeholders where there are fewer than are wanted. The guard's come first: they are what keeps a Never pod
@@ -23,14 +23,11 @@ impl Machine {
         }
     }
 
-    /// What shields all that the kubelet is to see.
-    pub(super) fn shield_all(&mut self) {
+    /// What shields all that the kubelet is to see: before what is `undone`, or all else.
+    pub(super) fn shield_all(&mut self, undone: bool) {
         self.shield(|it, of| {
-            if it.is_undone(of) {
-                0
-            } else {
-                of.lacks_placeholders()
-            }
+            let is_meant = it.is_undone(of) == undone;
+            if is_meant { of.lacks_placeholders() } else { 0 }
         });
     }
 

@@ -8,7 +8,7 @@ use super::progress::{OldState, Progress};
 use super::terms::{Effect, MOST_AGAIN, Phase};
 use crate::ids::{ContainerId, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
-use crate::restart::plan::{Old, Starter, Way};
+use crate::plan::{Old, Starter, Way};
 use crate::restart::times::{LONGEST_RECORDING, STOP_LIMIT};
 
 impl Machine {

@@ -28,11 +28,11 @@ mod undo;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use super::plan::Plan;
 use super::times::time_of_recording;
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::ContainerKind;
 use crate::node::Instances;
+use crate::plan::Plan;
 use progress::{OldState, Progress};
 use queue::Queued;
 use replay::Replay;
@@ -169,7 +169,7 @@ impl Machine {
 
     /// Whether an exit was seen that should have been shielded.
     #[cfg(test)]
-    pub(in crate::restart) fn is_failing(&self) -> bool {
+    pub(crate) fn is_failing(&self) -> bool {
         self.failing
     }
 

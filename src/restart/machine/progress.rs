@@ -8,7 +8,7 @@ use crate::exit_hold;
 use crate::ids::{ContainerId, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::node::{InstanceState, Instances, Maker};
-use crate::restart::plan::{Member, Old};
+use crate::plan::{Member, Old};
 use crate::restart::times::time_of_step;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

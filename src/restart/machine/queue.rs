@@ -229,8 +229,8 @@ mod tests {
     use super::super::tests::{MADE, PLAIN, held, since};
     use super::*;
     use crate::kube::RestartPolicy;
+    use crate::plan::tests::draft;
     use crate::restart::machine::{Event, Outcome};
-    use crate::restart::plan::tests::draft;
     use crate::restart::times::{LONGEST_RECORDING, RELIST_INTERVAL, time_of_relist};
 
     const LATER: Duration = Duration::from_secs(5);

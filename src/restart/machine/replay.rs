@@ -8,7 +8,7 @@ use super::progress::{NewState, OldState, Progress};
 use super::terms::{Effect, Outcome, Phase};
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::ContainerKind;
-use crate::restart::plan::{Starter, Way};
+use crate::plan::{Starter, Way};
 use crate::restart::times::{
     BURST_LIMIT, FALLBACK_TIME, IN_FLIGHT_LIMIT, REST_OF_HOLD, UP_LIMIT, time_of_recording,
     time_to_begin_anew,

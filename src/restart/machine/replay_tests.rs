@@ -6,8 +6,8 @@ use super::tests::{FULL, PLAIN, World, there};
 use super::*;
 use crate::kube::RestartPolicy;
 use crate::node::{Instance, InstanceState, Maker};
-use crate::restart::plan::Starter;
-use crate::restart::plan::tests::{Shape, Was, draft};
+use crate::plan::Starter;
+use crate::plan::tests::{Shape, Was, draft};
 use crate::restart::times::{
     BURST_LIMIT, DOWN_LIMIT, FALLBACK_TIME, RELIST_INTERVAL, REST_OF_HOLD, time_of_relist,
 };

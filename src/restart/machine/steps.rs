@@ -6,8 +6,8 @@ use super::Machine;
 use super::progress::Progress;
 use super::terms::{Effect, Outcome, Phase};
 use crate::ids::ContainerId;
+use crate::plan::Way;
 use crate::policy::Action;
-use crate::restart::plan::Way;
 use crate::restart::times::{CLEAR_LIMIT, KEPT_TIME, LAST_MOMENT, RECORD_LIMIT, UP_LIMIT};
 
 impl Machine {

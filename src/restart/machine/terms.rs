@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{ContainerId, ContainerName, ExitCode};
-use crate::restart::plan::{Plan, Way};
+use crate::plan::{Plan, Way};
 
 /// A restart that is disturbed more often than this is left to the kubelet.
 pub(super) const MOST_AGAIN: u8 = 3;

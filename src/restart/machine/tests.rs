@@ -8,9 +8,9 @@ use super::*;
 use crate::ids::ExitCode;
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::node::{Instance, InstanceState, Maker};
+use crate::plan::tests::{DONE, RUNS, Shape, Was, draft};
+use crate::plan::{Old, Way};
 use crate::policy::Action;
-use crate::restart::plan::tests::{DONE, RUNS, Shape, Was, draft};
-use crate::restart::plan::{Old, Way};
 use crate::restart::times::{
     DOWN_LIMIT, LAST_MOMENT, LONGEST_RECORDING, RELIST_INTERVAL, STOP_LIMIT, time_of_relist,
 };

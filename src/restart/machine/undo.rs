@@ -12,7 +12,7 @@ use super::Machine;
 use super::progress::Progress;
 use super::terms::{Effect, Phase};
 use crate::kube::ContainerKind;
-use crate::restart::plan::Way;
+use crate::plan::Way;
 use crate::restart::times::{RELIST_INTERVAL, SHIELDS_TIME};
 
 /// Undoing a replay.
@@ -54,7 +54,7 @@ impl Machine {
     pub(super) fn begin_shields(&mut self) {
         self.begin_undo();
         if self.undo.stage == Stage::Over {
-            self.shield_all();
+            self.shield_all(false);
         }
     }
 
@@ -62,13 +62,7 @@ impl Machine {
         if self.progress.iter().any(|it| self.is_undone(it)) {
             self.undo.stage = Stage::Shielding;
         }
-        self.shield(|it, of| {
-            if it.is_undone(of) {
-                of.lacks_placeholders()
-            } else {
-                0
-            }
-        });
+        self.shield_all(true);
     }
 
     /// When the guard must be shielded whatever stands in its way.
@@ -115,7 +109,7 @@ impl Machine {
     pub(super) fn step_undo(&mut self, now: Instant) -> bool {
         if self.undo_until().is_some_and(|until| now >= until) {
             self.undo.late = true;
-            self.shield_all();
+            self.shield_all(false);
             return true;
         }
         let mut undone = self.progress.iter().filter(|it| self.is_undone(it));
@@ -140,7 +134,7 @@ impl Machine {
                     self.undo.trusted_from = Some(now + RELIST_INTERVAL);
                 }
                 if first {
-                    self.shield_all();
+                    self.shield_all(false);
                 }
                 self.undo.stage = Stage::Over;
             }

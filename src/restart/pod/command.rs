@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::back_off::Past;
 use crate::ids::{ContainerId, ContainerName, PodUid};
 use crate::kube::PodSpec;
+use crate::plan::{Plan, Trigger};
 use crate::policy::{Action, PolicyError};
 use crate::report::Unprotected;
-use crate::restart::back_off::Past;
-use crate::restart::machine::{Effect, Phase, Record};
-use crate::restart::plan::{Plan, RestartId, Trigger};
+use crate::restart::machine::{Effect, Record};
 
 /// What is to be done about a pod.
 #[derive(Debug)]
@@ -66,9 +66,6 @@ pub(crate) struct Finished {
 #[derive(Debug)]
 pub(crate) enum Saying {
     Restarting(Box<Plan>),
-    FellBack(RestartId, String),
-    BegunAnew(RestartId, u8),
-    WentOn(RestartId, Phase),
     Ending,
     NotProtected(BTreeSet<ContainerName>, Unprotected),
     InvalidRules(PolicyError),

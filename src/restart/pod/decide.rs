@@ -9,11 +9,11 @@ use crate::clock::Moment;
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::node::InstanceState;
+use crate::plan::{Member, Plan, RestartId, Starter, Trigger, Way, start_at_once};
 use crate::policy::{Action, CompletedContainers, Policy, Rules};
+use crate::replay::{self, ReplayBlocker};
 use crate::report::condition_type;
 use crate::restart::machine::{Effect, Event, Machine, Phase};
-use crate::restart::plan::{Member, Plan, RestartId, Starter, Trigger, Way, start_at_once};
-use crate::restart::replay::{self, ReplayBlocker};
 
 impl Pod {
     /// What exits mean, from what is known of the pod.
@@ -186,16 +186,19 @@ impl Pod {
     /// A replay has failed: the kubelet starts the containers, from what there is now.
     pub(crate) fn fall_back(&mut self, why: String, now: &Moment) {
         let Some(plan) = self.plan() else { return };
-        let (id, again) = (plan.id.clone(), plan.again);
-        self.say(Saying::FellBack(id, why.clone()));
+        let again = plan.again;
+        tracing::warn!(pod = %self.identity.key, restart = %plan.id, why, "handing the start over to the kubelet");
         self.sweep_unstarted();
         self.plan_anew(again, Starter::Kubelet(why), now);
     }
 
     fn begin_again(&mut self, now: &Moment) {
         let Some(plan) = self.plan() else { return };
-        let (id, again) = (plan.id.clone(), plan.again + 1);
-        self.say(Saying::BegunAnew(id, again));
+        let again = plan.again + 1;
+        tracing::warn!(
+            pod = %self.identity.key, restart = %plan.id, again,
+            "containers were started out of order while the gate was away: beginning anew"
+        );
         let starter = Starter::Kubelet("the restart was disturbed".into());
         self.plan_anew(again, starter, now);
     }
@@ -233,10 +236,9 @@ impl Pod {
             (Action::RestartPod, Some(policy)) => policy.options().grace(),
             _ => Duration::ZERO,
         };
-        let (restart_policy, members) = match self.shape() {
-            Some((policy, members)) => (Some(policy), members),
-            None => (None, self.guessed_members(&trigger.name)),
-        };
+        let shape = self.shape();
+        let ordered = shape.is_some();
+        let members = shape.unwrap_or_else(|| self.guessed_members(&trigger.name));
         let machine = self.machine.as_ref();
         Plan {
             id: RestartId(format!(
@@ -247,13 +249,12 @@ impl Pod {
             pod: self.identity.clone(),
             action,
             condition: condition_type(action, self.native).map(str::to_owned),
-            restart_policy: restart_policy.unwrap_or(RestartPolicy::Never),
             starter: Starter::Plugin,
             way: Way::Cleared,
             guard: trigger.name.clone(),
             trigger,
             members,
-            ordered: restart_policy.is_some(),
+            ordered,
             grace_ms: millis(grace),
             decided_at_ms: now.unix_ms,
             decided_up_ms: now.up_ms,

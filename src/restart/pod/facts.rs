@@ -8,9 +8,9 @@ use crate::clock::Moment;
 use crate::ids::{ContainerId, ContainerName, ExitCode, PodUid};
 use crate::kube::{ContainerKind, RestartPolicy, StartDuty};
 use crate::node::{Instance, InstanceState, Maker};
+use crate::plan::{Generation, Member, Old, Plan, Trigger};
 use crate::policy::Action;
 use crate::restart::machine::Machine;
-use crate::restart::plan::{Generation, Member, Old, Plan, Trigger};
 use crate::restart::times::RELIST_INTERVAL;
 
 impl Pod {
@@ -122,13 +122,12 @@ impl Pod {
 
     /// That container, if it is known what it is to the kubelet.
     pub(super) fn known_member(&self, name: &ContainerName) -> Option<Member> {
-        let (_, members) = self.shape()?;
-        members.into_iter().find(|it| it.name == *name)
+        self.shape()?.into_iter().find(|it| it.name == *name)
     }
 
     /// The pod's restart policy, and its containers in start order. A restart that goes on after the plugin came
     /// back may know them before the API server has told.
-    pub(super) fn shape(&self) -> Option<(RestartPolicy, Vec<Member>)> {
+    pub(super) fn shape(&self) -> Option<Vec<Member>> {
         if let Some(spec) = &self.spec {
             // Other kubelets have the pod's alone.
             let own = self.native.is_some_and(|native| native.container_rules);
@@ -140,14 +139,14 @@ impl Pod {
                     ..self.member(container.name.clone(), container.kind, policy)
                 }
             });
-            return Some((spec.restart_policy, members.collect()));
+            return Some(members.collect());
         }
         let plan = self.machine.as_ref().map(Machine::plan)?;
         let members = plan.members.iter().map(|it| Member {
             startup_probe: it.startup_probe,
             ..self.member(it.name.clone(), it.kind, it.restart_policy)
         });
-        (plan.is_whole_pod() && plan.ordered).then(|| (plan.restart_policy, members.collect()))
+        (plan.is_whole_pod() && plan.ordered).then(|| members.collect())
     }
 
     /// Whether it is an attempt that the restart under way replaces.

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::decide::scope;
-use super::{Command, Finished, Gone, Pod, Saying, Task};
+use super::{Command, Finished, Gone, Pod, Task};
 use crate::clock::Moment;
 use crate::ids::{ContainerId, ContainerName};
 use crate::node::{Instance, InstanceState};
@@ -68,7 +68,9 @@ impl Pod {
     fn resume(&mut self, record: Record, now: &Moment) {
         let Record { phase, plan } = record;
         let elapsed = now.since(plan.decided_up_ms);
-        self.say(Saying::WentOn(plan.id.clone(), phase));
+        tracing::info!(
+            pod = %self.identity.key, restart = %plan.id, ?phase, "went on with a restart that was under way"
+        );
         let (machine, effects) = Machine::resume(plan, phase, &self.instances, elapsed, now.at);
         let plan = machine.plan();
         let trigger = &plan.trigger;

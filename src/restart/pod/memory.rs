@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use super::Pod;
 use crate::ids::ContainerId;
 use crate::node::{Instance, Maker};
-use crate::restart::plan::Member;
-use crate::restart::replay::ReplayBlocker;
+use crate::plan::Member;
+use crate::replay::ReplayBlocker;
 
 /// By container, as the API has it.
 pub(super) type Requests = BTreeMap<ContainerId, Option<String>>;

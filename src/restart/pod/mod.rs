@@ -20,14 +20,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::back_off::Past;
 use super::machine::{Event, Machine, Verdict};
-use super::plan::{Generation, RestartId};
 use super::times::OLDEST_LIST;
+use crate::back_off::Past;
 use crate::clock::Moment;
 use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity};
 use crate::kube::{KubeletFeatures, PodSpec};
 use crate::node::{Instance, InstanceState, Instances};
+use crate::plan::{Generation, RestartId};
 use crate::policy::{Policy, Written};
 use crate::report::Unprotected;
 pub(crate) use command::{Command, Finished, Order, Saying};

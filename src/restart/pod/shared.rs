@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::back_off::BackOff;
 use crate::policy::Start;
-use crate::restart::back_off::BackOff;
-use crate::restart::replay::Devices;
+use crate::replay::Devices;
 
 /// What all pods of a node share.
 #[derive(Debug)]

@@ -3,11 +3,11 @@
 use serde_json::json;
 
 use super::*;
+use crate::back_off::BackOff;
 use crate::ids::PodKey;
 use crate::kube::{ContainerKind, KubeletFeatures, RestartPolicy};
 use crate::node::Maker;
 use crate::policy::{Start, Unread};
-use crate::restart::back_off::BackOff;
 use crate::restart::machine::Outcome;
 
 impl Pod {

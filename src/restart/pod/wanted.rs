@@ -3,8 +3,8 @@
 use super::Pod;
 use crate::ids::{ContainerId, ContainerName};
 use crate::node::InstanceState;
+use crate::plan::{Generation, RestartId};
 use crate::restart::machine::{Machine, Phase};
-use crate::restart::plan::{Generation, RestartId};
 
 /// What is done for a pod.
 #[derive(Debug, Clone, Copy)]

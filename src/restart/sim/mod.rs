@@ -17,11 +17,11 @@ use std::time::Instant;
 use proptest::prelude::*;
 use proptest::test_runner::{FileFailurePersistence, RngSeed, TestRunner};
 
+use crate::back_off::Past;
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::node::Maker;
-use crate::restart::back_off::Past;
+use crate::plan::{Generation, Plan};
 use crate::restart::machine::{Event, Phase, Record};
-use crate::restart::plan::{Generation, Plan};
 use case::{Case, Fault, Kind, any_case};
 use kubelet::{Kubelet, KubeletsCall};
 use plugin::Plugin;

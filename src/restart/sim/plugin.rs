@@ -9,14 +9,14 @@ use serde_json::{Value, json};
 use super::case::{Kind, Version};
 use super::runtime::{Container, Is};
 use super::{BEGIN, Call, Case, Job, Ms, World};
+use crate::back_off::{BackOff, Past};
 use crate::clock::Moment;
 use crate::ids::{Attempt, ContainerId, ContainerName, ExitCode, PodIdentity, PodKey};
 use crate::kube::{ContainerKind, KubeletFeatures, PodSpec};
 use crate::node::{Instance, InstanceState};
+use crate::plan::{Generation, Plan, Starter};
 use crate::policy::{Action, Start, Unread, Written};
-use crate::restart::back_off::{BackOff, Past};
 use crate::restart::machine::{Effect, Event, Machine, Phase, Record};
-use crate::restart::plan::{Generation, Plan, Starter};
 use crate::restart::pod::{Command, Gate, Order, Pod, Shared, Task, Wanted};
 use crate::restart::times::{RELIST_INTERVAL, RESERVED_LIMIT};
 

@@ -9,8 +9,8 @@ use super::runtime::Is;
 use super::{BEGIN, Ms, World};
 use crate::ids::{ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
+use crate::plan::{Member, Old, Plan, Starter, Way};
 use crate::restart::machine::{Effect, Machine, Phase};
-use crate::restart::plan::{Member, Old, Plan, Starter, Way};
 
 /// How long a pod that is over is watched: for longer than any fault lasts.
 const AFTERMATH: Ms = LONGEST_FAULT + 1_000;

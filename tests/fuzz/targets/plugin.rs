@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use reprise::back_off::BackOff;
 use reprise::clock::Clock;
 use reprise::cri;
 use reprise::driver::turns::Turns;
@@ -11,7 +12,6 @@ use reprise::kube::StaticPods;
 use reprise::policy::Start;
 use reprise::records::Records;
 use reprise::report::Reporter;
-use reprise::restart::back_off::BackOff;
 use reprise::restart::pod::{Gate, Shared};
 use tokio::runtime::{Builder, Runtime};
 

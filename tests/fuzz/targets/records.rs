@@ -3,11 +3,11 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
+use reprise::back_off::{BackOff, Past};
 use reprise::driver::{Charge, Driver};
 use reprise::ids::{Attempt, ContainerId, ContainerName};
 use reprise::node::{Instance, InstanceState, Maker};
 use reprise::policy::Unread;
-use reprise::restart::back_off::{BackOff, Past};
 use reprise::restart::machine::Record;
 use tokio::time::sleep;
 

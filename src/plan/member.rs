@@ -39,19 +39,19 @@ pub struct Member {
 
 impl Old {
     /// What it exited with, where that was known.
-    pub(in crate::restart) fn code(&self) -> Option<ExitCode> {
+    pub(crate) fn code(&self) -> Option<ExitCode> {
         self.exit.filter(|code| *code != ExitCode::UNKNOWN)
     }
 }
 
 impl Member {
     /// Its newest attempt.
-    pub(in crate::restart) fn old_id(&self) -> Option<&ContainerId> {
+    pub(crate) fn old_id(&self) -> Option<&ContainerId> {
         self.old.as_ref().map(|old| &old.id)
     }
 
     /// Whether that attempt of it was there when the restart was decided.
-    pub(in crate::restart) fn knew(&self, id: &ContainerId) -> bool {
+    pub(crate) fn knew(&self, id: &ContainerId) -> bool {
         self.old_id() == Some(id) || self.older.contains(id)
     }
 
@@ -60,13 +60,13 @@ impl Member {
     }
 
     /// Whether it had ended for good, and does not wait for the kubelet to start it again.
-    pub(in crate::restart) fn had_completed(&self) -> bool {
+    pub(crate) fn had_completed(&self) -> bool {
         self.exit()
             .is_some_and(|code| !self.is_restarted_after(code))
     }
 
     /// Whether the kubelet leaves it as it is when it has ended with this code.
-    pub(in crate::restart) fn stays_ended_after(&self, code: ExitCode) -> bool {
+    pub(crate) fn stays_ended_after(&self, code: ExitCode) -> bool {
         let completed = self.kind == ContainerKind::Init && code == ExitCode::SUCCESS;
         completed || !self.is_restarted_after(code)
     }
@@ -85,13 +85,13 @@ impl Member {
         }
     }
 
-    pub(in crate::restart) fn was_running(&self) -> bool {
+    pub(crate) fn was_running(&self) -> bool {
         self.old.as_ref().is_some_and(|old| old.exit.is_none())
     }
 
     /// Whether the kubelet starts it again by itself when it ends with this code
     /// (`pkg/kubelet/container/helpers.go`, `ShouldContainerBeRestarted`).
-    pub(in crate::restart) fn is_restarted_after(&self, code: ExitCode) -> bool {
+    pub(crate) fn is_restarted_after(&self, code: ExitCode) -> bool {
         match self.kind {
             ContainerKind::Sidecar => true,
             // It has completed (KEP-5307: init containers restart "until it succeeds").

@@ -76,8 +76,6 @@ pub struct Plan {
     /// The type of the pod condition that tells of it, if there is one: the same from beginning to end, whatever is
     /// learnt of the kubelet meanwhile.
     pub condition: Option<String>,
-    /// The pod's restart policy, or the safest one where it is not known.
-    pub restart_policy: RestartPolicy,
     /// Who starts the containers again.
     pub starter: Starter,
     /// How the kubelet is brought to do so, if it is to.
@@ -344,7 +342,6 @@ pub(crate) mod tests {
             action: Action::RestartAllContainers,
             condition: Some("AllContainersRestarting".into()),
             starter: Starter::Kubelet("start: Kubelet".into()),
-            restart_policy: policy.unwrap_or(RestartPolicy::Never),
             way: Way::Cleared,
             guard: trigger.into(),
             members,
@@ -547,7 +544,7 @@ pub(crate) mod tests {
         let shape: Shape<'_> = &[("a", Regular, RUNS), ("b", Regular, RUNS)];
         let plan = draft(None, shape, "a", 42).settled();
         assert_eq!(plan.way, Way::Cleared);
-        assert_eq!(plan.restart_policy, RestartPolicy::Never);
+        assert!(!plan.ordered);
     }
 
     #[test]
