@@ -97,7 +97,6 @@ impl Driver {
             let (status, config) = cri.container_config(&old.id).await.map_err(failed)?;
             let config = complete(status.name.as_str(), config)?;
             room.take(&config)?;
-            has_image(&status.name, &config, spec)?;
             Ok((status, config))
         }));
         let sandbox = cri.sandbox_config(&self.pod.sandbox);
@@ -137,6 +136,7 @@ impl Driver {
     ) -> Result<(), ReplayBlocker> {
         let mut known = BTreeSet::new();
         for (name, config) in containers {
+            has_image(name, config, spec)?;
             for (made, wanted) in images(name, config, spec) {
                 if !known.insert((wanted.image.clone(), &made.image)) {
                     continue;
@@ -200,9 +200,8 @@ impl Driver {
         if spec.map(|it| it.generation) != replay.generation {
             return Err(ReplayBlocker::SpecChanged);
         }
-        let made = || replay.attempts.iter().map(|(name, it)| (name, &it.config));
-        made().try_for_each(|(name, config)| has_image(name, config, spec))?;
-        self.have_their_images(made(), spec).await
+        let made = replay.attempts.iter().map(|(name, it)| (name, &it.config));
+        self.have_their_images(made, spec).await
     }
 
     /// Returns what has been started.

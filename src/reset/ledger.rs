@@ -102,8 +102,13 @@ impl Ledger {
     /// What was granted for that pod with that stamp has not come to anything, and will not. What was granted for it before or
     /// after, to another plugin or to this one, stands.
     pub(super) fn withdraw(&mut self, pod: &str, stamp: i64) {
-        for entry in self.entries.iter_mut().filter(|entry| entry.pod == pod) {
-            entry.granted.retain(|granted| *granted != stamp);
+        self.keep(|of, granted| of != pod || granted != stamp);
+    }
+
+    /// Of each pod the grants that are to stay, and no entry without any.
+    fn keep(&mut self, stays: impl Fn(&str, i64) -> bool) {
+        for Entry { pod, granted, .. } in &mut self.entries {
+            granted.retain(|granted| stays(pod, *granted));
         }
         self.entries.retain(|entry| !entry.granted.is_empty());
     }
@@ -117,11 +122,8 @@ impl Ledger {
             for granted in &mut entry.granted {
                 *granted = latest.min(*granted);
             }
-            entry
-                .granted
-                .retain(|granted| now.saturating_sub(*granted) <= kept);
         }
-        self.entries.retain(|entry| !entry.granted.is_empty());
+        self.keep(|_, granted| now.saturating_sub(granted) <= kept);
     }
 
     /// Why one more may not be done now.

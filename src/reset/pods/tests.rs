@@ -60,6 +60,14 @@ impl Node {
         Self { pods, clock }
     }
 
+    /// Pod `p` is to be reset by now.
+    fn with_due_pod() -> Self {
+        let mut node = Self::new(Terms::default());
+        node.crash("p", 8);
+        node.pass(10);
+        node
+    }
+
     fn pass(&self, minutes: u32) {
         self.clock.pass(MINUTE * minutes);
     }
@@ -190,9 +198,7 @@ fn a_pod_that_was_ready_is_left_for_ten_minutes_even_if_nobody_saw_it() {
 
 #[test]
 fn what_recovers_while_it_is_asked_for_is_not_struck() {
-    let mut node = Node::new(Terms::default());
-    node.crash("p", 8);
-    node.pass(10);
+    let mut node = Node::with_due_pod();
     assert_eq!(node.prepares().as_deref(), Some("p"));
     let ready = Sighting {
         ready: true,
@@ -212,9 +218,7 @@ fn what_recovers_while_it_is_asked_for_is_not_struck() {
 
 #[test]
 fn a_pod_that_always_changes_in_the_middle_of_it_is_tried_ever_more_seldom() {
-    let mut node = Node::new(Terms::default());
-    node.crash("p", 8);
-    node.pass(10);
+    let mut node = Node::with_due_pod();
     let mut pauses = Vec::new();
     for reserved in [false, false, true, true, true] {
         assert_eq!(node.prepares().as_deref(), Some("p"));
@@ -243,9 +247,7 @@ fn a_pod_that_always_changes_in_the_middle_of_it_is_tried_ever_more_seldom() {
 
 #[test]
 fn a_strike_that_has_come_to_something_after_all_stays_spent() {
-    let mut node = Node::new(Terms::default());
-    node.crash("p", 8);
-    node.pass(10);
+    let mut node = Node::with_due_pod();
     assert!(node.strikes("p"));
     node.outcome("p", Outcome::Unanswered("late".into()));
     node.pass(1);
@@ -262,9 +264,7 @@ fn a_strike_that_has_come_to_something_after_all_stays_spent() {
 
 #[test]
 fn a_strike_that_nobody_has_answered_stays_spent() {
-    let mut node = Node::new(Terms::default());
-    node.crash("p", 8);
-    node.pass(10);
+    let mut node = Node::with_due_pod();
     assert!(node.strikes("p"));
     node.outcome("p", Outcome::Unanswered("late".into()));
     node.pass(1);
@@ -281,9 +281,7 @@ fn a_strike_that_nobody_has_answered_stays_spent() {
 
 #[test]
 fn what_fails_again_is_told_to_people() {
-    let mut node = Node::new(Terms::default());
-    node.crash("p", 8);
-    node.pass(10);
+    let mut node = Node::with_due_pod();
     for notice in [
         Some(Notice::Failed("full".into(), false)),
         Some(Notice::Failed("full".into(), true)),
@@ -304,9 +302,7 @@ fn what_fails_again_is_told_to_people() {
 
 #[test]
 fn what_could_not_be_written_down_is_written_before_anything_is_prepared() {
-    let mut node = Node::new(Terms::default());
-    node.crash("p", 8);
-    node.pass(10);
+    let mut node = Node::with_due_pod();
     node.outcome("q", Outcome::Changed);
     assert_eq!(node.pods.poll(&node.clock.moment())[0], Deed::Save);
     assert_eq!(node.pods.poll(&node.clock.moment()), []);
@@ -421,9 +417,7 @@ fn by_default_nothing_is_done_that_nobody_asked_for() {
 
 #[test]
 fn what_is_deferred_is_done_later_and_said_once() {
-    let mut node = Node::new(Terms::default());
-    node.crash("p", 8);
-    node.pass(10);
+    let mut node = Node::with_due_pod();
     let wait = Outcome::Wait(2 * MINUTE, Hindrance::Cooldown);
     for told in [1, 0] {
         assert_eq!(node.prepares().as_deref(), Some("p"));
@@ -466,9 +460,7 @@ fn who_has_waited_for_longest_goes_first_and_nobody_waits_for_one_that_is_refuse
 
 #[test]
 fn what_is_refused_is_tried_again_ever_more_seldom() {
-    let mut node = Node::new(Terms::default());
-    node.crash("p", 8);
-    node.pass(10);
+    let mut node = Node::with_due_pod();
     let mut pauses = Vec::new();
     for _ in 0..9 {
         assert_eq!(node.prepares().as_deref(), Some("p"));
@@ -566,9 +558,7 @@ fn on_a_machine_that_was_started_anew_exits_are_counted_anew_and_resets_are_not_
 
 #[test]
 fn what_must_be_remembered_is_written_down_before_anything_is_struck() {
-    let mut node = Node::new(Terms::default());
-    node.crash("p", 8);
-    node.pass(10);
+    let mut node = Node::with_due_pod();
     let deeds = node.pods.poll(&node.clock.moment());
     assert_eq!(deeds[0], Deed::Save);
     let deeds = node.outcome("p", Outcome::Reserved);
