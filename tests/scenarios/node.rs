@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::SystemTime;
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::NamespaceResourceScope;
@@ -369,6 +370,19 @@ impl Node {
             }
         }
         Ok(pids)
+    }
+
+    /// When the kubelet that runs, of whichever kind, was started.
+    pub(crate) fn kubelet_began(&self) -> Result<SystemTime> {
+        let mut began = SystemTime::UNIX_EPOCH;
+        for entry in std::fs::read_dir(self.dir.join("run"))? {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if name.starts_with("kubelet") && name.ends_with(".pid") {
+                began = began.max(path.metadata()?.modified()?);
+            }
+        }
+        Ok(began)
     }
 
     fn pid(&self, component: &str) -> Result<Pid> {
