@@ -25,4 +25,5 @@ pub mod reset;
 pub mod restart;
 pub mod supervisor;
 pub(crate) mod text;
+pub mod times;
 pub mod yaml;

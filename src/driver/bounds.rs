@@ -5,7 +5,7 @@ use std::pin::pin;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
-use crate::restart::times::TURN;
+use crate::times::TURN;
 
 /// Calls of one kind.
 const AT_ONCE: usize = 8;

@@ -11,7 +11,7 @@ use crate::exit_hold;
 use crate::ids::{ContainerId, ExitCode};
 use crate::restart::machine::Event;
 use crate::restart::pod::Task;
-use crate::restart::times::{EVENT_LIMIT, HOOK_INTERVAL, HOOK_LIMIT, RETRY_INTERVAL, STOP_LIMIT};
+use crate::times::{EVENT_LIMIT, HOOK_INTERVAL, HOOK_LIMIT, RETRY_INTERVAL, STOP_LIMIT};
 
 impl Driver {
     pub(super) fn begin_kill(

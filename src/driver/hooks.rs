@@ -1,10 +1,14 @@
 //! Which containers of a pod are made with our hook, and whether the runtime makes them so.
 
 use std::collections::HashMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::ids::ContainerName;
-use crate::restart::times::REFUSAL_LASTS;
+use crate::report::Unprotected;
+
+/// How long no hook is sent after the runtime made a container without one that it had not made with one. Somebody else
+/// may have been the reason.
+const REFUSAL_LASTS: Duration = Duration::from_mins(10);
 
 /// What the runtime was told of hooks, on one connection.
 ///
@@ -16,6 +20,10 @@ pub(super) struct Hooks {
     /// Containers that the runtime is about to make.
     asked: HashMap<ContainerName, Asked>,
     refused: Option<Instant>,
+    /// The pod's runtime handler runs none on the host.
+    hookless: bool,
+    /// What was said last of containers without.
+    said: Option<Unprotected>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -26,9 +34,24 @@ struct Asked {
 }
 
 impl Hooks {
+    /// Nothing was asked yet.
+    pub(super) fn new(hookless: bool) -> Self {
+        Self {
+            hookless,
+            ..Self::default()
+        }
+    }
+
+    /// This may be another runtime, or the same with another configuration.
+    pub(super) fn reconnected(&mut self) {
+        self.asked.clear();
+        self.refused = None;
+    }
+
     /// Whether a container that is about to be made is to have the hook, if one is `wanted`.
     pub(super) fn ask(&mut self, name: &ContainerName, wanted: bool, now: Instant) -> bool {
         let before = self.asked.get(name).map(|before| before.hooked);
+        let wanted = wanted && !self.hookless;
         let hooked = wanted && before.map_or(!self.are_refused(now), |hooked| !hooked);
         let instead = !hooked && before == Some(true);
         self.asked.insert(name.clone(), Asked { hooked, instead });
@@ -45,8 +68,20 @@ impl Hooks {
         }
     }
 
+    /// Why containers are without, unless that was said last.
+    pub(super) fn why_unprotected(&mut self, now: Instant) -> Option<Unprotected> {
+        let why = if self.hookless {
+            Unprotected::NoHooks
+        } else if self.are_refused(now) {
+            Unprotected::HooksRefused
+        } else {
+            Unprotected::FromBefore
+        };
+        (self.said.replace(why) != Some(why)).then_some(why)
+    }
+
     /// Whether the runtime seems to make no containers with hooks.
-    pub(super) fn are_refused(&self, now: Instant) -> bool {
+    fn are_refused(&self, now: Instant) -> bool {
         let since = self.refused.map(|since| now.duration_since(since));
         since.is_some_and(|since| since < REFUSAL_LASTS)
     }

@@ -5,6 +5,7 @@
 
 mod bounds;
 mod exits;
+mod hooks;
 mod hosts;
 mod perform;
 mod placeholder;
@@ -40,6 +41,7 @@ use crate::report::Reporter;
 use crate::restart::machine::{Event, Record};
 use crate::restart::pod::{Order, Pod, Shared, Task};
 use bounds::Bounds;
+use hooks::Hooks;
 use placeholder::Placeholders;
 use replay::Replay;
 pub use starts::Starts;
@@ -146,6 +148,7 @@ pub struct Driver {
 #[derive(Debug)]
 struct State {
     pod: Pod,
+    hooks: Hooks,
     /// Hooks that wait, each until its sender is dropped.
     waiting: HashMap<ContainerId, oneshot::Sender<()>>,
     kills: HashMap<ContainerId, AbortHandle>,
@@ -187,10 +190,10 @@ impl Driver {
                 pod: Pod::new(
                     pod.clone(),
                     Arc::clone(&tools.shared),
-                    charge.runs_hooks,
                     charge.native,
                     charge.past,
                 ),
+                hooks: Hooks::new(!charge.runs_hooks),
                 waiting: HashMap::new(),
                 kills: HashMap::new(),
                 sweeping: HashSet::new(),
@@ -264,17 +267,20 @@ impl Driver {
     /// Whether a container that is about to be made is to have our hook: there is something to do for the pod, or may
     /// be, the host runs hooks, and the runtime does not refuse them.
     pub(crate) fn is_to_have_hook(self: &Arc<Self>, name: &ContainerName) -> bool {
-        self.tell(|pod, now| pod.is_to_have_hook(name, now))
+        self.with(|state, now| {
+            let wanted = state.pod.wants(Task::Hook);
+            state.hooks.ask(name, wanted, now.at)
+        })
     }
 
     /// A container of that name was made, with our hook or without.
     pub(crate) fn was_made(self: &Arc<Self>, name: &ContainerName, hooked: bool) {
-        self.tell(|pod, now| pod.was_made(name, hooked, now));
+        self.with(|state, now| state.hooks.made(name, hooked, now.at));
     }
 
     /// This may be another runtime, or the same with another configuration.
     pub(crate) fn reconnected(self: &Arc<Self>) {
-        self.tell(|pod, _| pod.reconnected());
+        self.with(|state, _| state.hooks.reconnected());
     }
 
     /// What is known of that container.
@@ -316,7 +322,7 @@ impl Driver {
 
     /// The kubelet, or we, made a container.
     pub(crate) fn created(self: &Arc<Self>, id: ContainerId, instance: Instance) {
-        self.tell(|pod, now| pod.created(id, instance, now));
+        self.tell(|pod, _| pod.created(id, instance));
     }
 
     /// A container's process runs.
@@ -356,7 +362,7 @@ impl Driver {
     /// What was in the runtime at `asked`, no longer than [`OLDEST_LIST`] ago, whatever was heard before.
     /// `begun`: a restart that a predecessor left; `sweep`: what belongs to no restart is a leftover.
     ///
-    /// [`OLDEST_LIST`]: super::times::OLDEST_LIST
+    /// [`OLDEST_LIST`]: crate::node::OLDEST_LIST
     pub fn relisted(
         self: &Arc<Self>,
         found: Vec<(ContainerId, Instance)>,

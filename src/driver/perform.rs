@@ -21,10 +21,8 @@ use crate::plan::{Generation, Plan, Starter, Trigger, Way};
 use crate::policy::Action;
 use crate::report::Story;
 use crate::restart::machine::{Effect, Event, Outcome};
-use crate::restart::pod::{Command, Order, Pod, Saying, Task, Wanted};
-use crate::restart::times::{
-    ANNOUNCE_LIMIT, ENDING_LIMIT, REMOVE_LIMIT, RETRY_INTERVAL, SHIELDS_INTERVAL,
-};
+use crate::restart::pod::{Command, Order, Pod, Saying, Task};
+use crate::times::{ANNOUNCE_LIMIT, ENDING_LIMIT, REMOVE_LIMIT, RETRY_INTERVAL, SHIELDS_INTERVAL};
 
 impl Driver {
     /// Carries out what has been decided since the last time, and releases what is held no longer: together and now, for
@@ -49,7 +47,7 @@ impl Driver {
                     self.ask_manifest(trigger, action, path);
                 }
                 Command::WatchShield(id) => drop(tokio::spawn(Arc::clone(self).watch_shield(id))),
-                Command::Say(saying) => self.say(saying),
+                Command::Say(saying) => self.say(state, saying),
             }
         }
         let State { pod, replay, .. } = state;
@@ -63,13 +61,15 @@ impl Driver {
         }
     }
 
-    fn say(&self, saying: Saying) {
+    fn say(&self, state: &mut State, saying: Saying) {
         let reporter = &self.tools.reporter;
         match saying {
             Saying::Restarting(plan) => reporter.restarting(&story(&plan)),
             Saying::Ending => reporter.ending(&self.pod),
-            Saying::NotProtected(containers, why) => {
-                reporter.not_protected(&self.pod, &containers, why);
+            Saying::NotProtected(containers) => {
+                if let Some(why) = state.hooks.why_unprotected(self.tools.clock.moment().at) {
+                    reporter.not_protected(&self.pod, &containers, why);
+                }
             }
             Saying::InvalidRules(error) => reporter.invalid_rules(&self.pod, &error),
             Saying::KillsRestart(names) => reporter.kills_restart(&self.pod, &names),
@@ -156,7 +156,10 @@ impl Driver {
     fn announce(self: &Arc<Self>, order: &Order, restarting: bool) {
         self.lock().announced |= order.record.plan.condition.is_some();
         let reporter = &self.tools.reporter;
-        let told = reporter.condition(&story(&order.record.plan), &order.api_uid, restarting);
+        // Only a static pod has another UID there.
+        let spec = order.spec.as_ref();
+        let api_uid = spec.map_or(&self.pod.uid, |spec| &spec.api_uid);
+        let told = reporter.condition(&story(&order.record.plan), api_uid, restarting);
         let endings = self.tools.endings.clone().filter(|_| restarting);
         if told.is_none() && endings.is_none() {
             return self.feed(Event::Announced);
@@ -195,14 +198,10 @@ impl Driver {
         generation: Generation,
     ) {
         let mut said = false;
-        loop {
-            match self.wanted(Task::Shield(&generation, &name, &like)) {
-                Wanted::Now => {}
-                Wanted::Later => {
-                    sleep(RETRY_INTERVAL).await;
-                    continue;
-                }
-                Wanted::No => break,
+        while self.wants(Task::Shield(&generation, &name)) && !self.tools.starts.are_ending() {
+            if !self.wants(Task::ShieldNow(&like)) {
+                sleep(RETRY_INTERVAL).await;
+                continue;
             }
             let turn = self.bounds.to_make().await;
             let began = Instant::now();
@@ -291,13 +290,6 @@ impl Driver {
 
     pub(super) fn wants(&self, task: Task<'_>) -> bool {
         self.lock().pod.wants(task)
-    }
-
-    fn wanted(&self, task: Task<'_>) -> Wanted {
-        if self.tools.starts.are_ending() {
-            return Wanted::No;
-        }
-        self.lock().pod.wanted(task)
     }
 
     fn ask_manifest(self: &Arc<Self>, trigger: Trigger, action: Action, path: PathBuf) {

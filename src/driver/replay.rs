@@ -27,9 +27,7 @@ use crate::replay::{
 };
 use crate::restart::machine::{Event, Record};
 use crate::restart::pod::Task;
-use crate::restart::times::{
-    EVENT_LIMIT, INITS_LIMIT, RESERVED_INTERVAL, RESERVED_LIMIT, RETRY_INTERVAL,
-};
+use crate::times::{EVENT_LIMIT, INITS_LIMIT, RESERVED_INTERVAL, RESERVED_LIMIT, RETRY_INTERVAL};
 
 /// What a restart is replayed from.
 #[derive(Debug)]

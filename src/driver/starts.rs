@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use tokio::sync::RwLock;
 use tokio::time::{Instant, sleep_until};
 
-use crate::restart::times::RELIST_INTERVAL;
+use crate::times::RELIST_INTERVAL;
 
 /// The calls that make and start containers. One that ends with this process leaves a container that never ran, which to the
 /// kubelet has failed, or waits.

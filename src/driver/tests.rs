@@ -132,7 +132,7 @@ async fn a_hold_is_as_old_as_it_is_whatever_the_clock_on_the_wall_is_set_to() {
         let _answer = begin(&driver);
         place.clock.set_wall(wall);
         let _again = ask_after(&driver, "a-0", Duration::from_secs(4));
-        driver.tell(|pod, now| pod.fall_back("a test".into(), now));
+        driver.tell(|pod, now| pod.begin_anew(false, "a test".into(), now));
         // 6.5 s less 4 s.
         let left = left(&driver);
         assert!(is_about(left, 2.5), "{wall}: {left:?}");
@@ -155,7 +155,7 @@ async fn a_back_off_is_as_long_as_it_was_meant_to_be_whatever_the_clock_on_the_w
         assert_eq!(with_plan(&driver, |plan| plan.back_off_ms), 10_000);
         place.clock.pass(Duration::from_secs(4));
         place.clock.set_wall(wall);
-        driver.tell(|pod, now| pod.fall_back("a test".into(), now));
+        driver.tell(|pod, now| pod.begin_anew(false, "a test".into(), now));
         assert_eq!(with_plan(&driver, |plan| plan.back_off_ms), 6_000);
 
         let plan = with_plan(&driver, Plan::clone);
@@ -187,7 +187,7 @@ async fn a_replay_that_falls_back_leaves_what_the_kubelet_is_about_to_start() {
         };
         driver.created(id.into(), made);
     }
-    driver.tell(|pod, now| pod.fall_back("a test".into(), now));
+    driver.tell(|pod, now| pod.begin_anew(false, "a test".into(), now));
     assert!(driver.instance(&"a-1".into()).is_none());
     assert!(driver.instance(&"b-1".into()).is_some());
 }

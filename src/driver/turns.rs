@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, timeout};
 
-use crate::restart::times::{EXPOSED_LIMIT, QUICK_TURN, SLOW_TURN};
+use crate::times::{EXPOSED_LIMIT, QUICK_TURN, SLOW_TURN};
 
 /// When a burst begins.
 const FIRST_PER_CORE: usize = 1;

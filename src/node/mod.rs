@@ -2,9 +2,9 @@
 //!
 //! Pure bookkeeping: whoever owns a [`Pod`] tells it what it heard. Containers of other pods are never kept.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::ids::{Attempt, ContainerId, ContainerName, ExitCode};
 
@@ -17,6 +17,12 @@ pub const PLACEHOLDER_ANNOTATION: &str = "reprise.dev/placeholder";
 
 /// The same of an attempt that a replay made.
 pub const REPLAY_ANNOTATION: &str = "reprise.dev/replay";
+
+/// For how long a list of the runtime may have been under way when it is read. That long it is remembered what has been
+/// removed.
+pub const OLDEST_LIST: Duration = Duration::from_mins(5);
+/// NRI may tell of a container a little before the runtime lists it.
+const LIST_SLACK: Duration = Duration::from_secs(2);
 
 /// Who made a container. What the kubelet made, it is about to start; what we made and did not start is ours to remove.
 /// Later ones count: what we make has the annotations of the attempt before.
@@ -113,12 +119,19 @@ impl Instance {
 #[derive(Debug, Default)]
 pub struct Instances {
     by_id: BTreeMap<ContainerId, Instance>,
+    /// Those that are gone, and since when; `None`: as good as gone, and being removed. A list that was asked for before may
+    /// still have them.
+    gone: HashMap<ContainerId, Option<Instant>>,
 }
 
 impl Instances {
     /// Takes note of a container that is new, or known better than before. News may come out of order: what a
-    /// container has reached is never taken back. Returns whether it is new, or has come further.
+    /// container has reached is never taken back, and one that is gone stays so. Returns whether it is new, or has come
+    /// further.
     pub fn insert(&mut self, id: ContainerId, instance: Instance) -> bool {
+        if self.is_gone(&id) {
+            return false;
+        }
         match self.by_id.entry(id) {
             Entry::Vacant(entry) => {
                 entry.insert(instance);
@@ -169,8 +182,35 @@ impl Instances {
     }
 
     /// It is no longer in the runtime.
-    pub fn removed(&mut self, id: &ContainerId) {
+    pub fn removed(&mut self, id: &ContainerId, now: Instant) {
         self.by_id.remove(id);
+        self.gone
+            .retain(|_, at| at.is_none_or(|at| now.saturating_duration_since(at) <= OLDEST_LIST));
+        self.gone.insert(id.clone(), Some(now));
+    }
+
+    /// It is being removed: whatever is heard of it until it is gone is of no account.
+    pub fn given_up(&mut self, id: &ContainerId) {
+        self.by_id.remove(id);
+        self.gone.insert(id.clone(), None);
+    }
+
+    /// Those that are not in a list that was asked for at that time. What was made meanwhile cannot be in it.
+    pub(crate) fn missing_from(
+        &self,
+        list: &[(ContainerId, Instance)],
+        asked: Instant,
+    ) -> Vec<ContainerId> {
+        let known = self.by_id.iter();
+        let known = known.filter(|(_, it)| it.listed || it.heard_at + LIST_SLACK < asked);
+        let missing = known.filter(|(id, _)| !list.iter().any(|(seen, _)| seen == *id));
+        missing.map(|(id, _)| id.clone()).collect()
+    }
+
+    /// Whether it is gone, or as good as gone.
+    #[must_use]
+    pub fn is_gone(&self, id: &ContainerId) -> bool {
+        self.gone.contains_key(id)
     }
 
     /// The container of that id.
@@ -364,5 +404,15 @@ mod tests {
         assert_eq!(names, vec!["init".into(), "main".into()]);
         assert_eq!(pod.newest(&"init".into()).unwrap().0, &"c3".into());
         assert_eq!(pod.older(&"init".into()), ["c1".into()]);
+    }
+
+    #[test]
+    fn what_is_gone_is_remembered_for_as_long_as_a_list_may_still_have_it() {
+        let (mut instances, began) = (Instances::default(), Instant::now());
+        for number in 0..2_000 {
+            let id = number.to_string().as_str().into();
+            instances.removed(&id, began + Duration::from_secs(number));
+        }
+        assert_eq!(instances.gone.len(), 301);
     }
 }

@@ -1,6 +1,7 @@
 //! What one restart is to do, settled at the moment it is decided.
 
 mod member;
+mod seen;
 
 use std::fmt;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::policy::Action;
 pub use member::{Member, Old};
+pub(crate) use seen::Seen;
 
 /// Names a restart in logs, events and on disk.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]

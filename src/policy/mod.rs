@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::kube::KubeletFeatures;
+use crate::kube::{KubeletFeatures, PodSpec};
 use error::Problems;
 pub use error::{Fault, Place, PolicyError, Problem};
 pub use failure::{FailureAction, FailurePolicy};
@@ -128,7 +128,9 @@ impl Policy {
         Self::from_pod(annotations, [], None)
     }
 
-    /// Reads a pod's annotations and takes the rules of its spec, as [`Self::new`].
+    /// Reads a pod's annotations and takes `spec`, the `restartPolicyRules` of its containers by
+    /// name, for those to which no annotation applies. What of them the kubelet acts on by itself,
+    /// as `native` says, is left to it; as long as nobody knows, the whole pod is. `None`: there is nothing to do at all.
     pub fn from_pod<'a>(
         annotations: impl IntoIterator<Item = (&'a str, &'a str)>,
         spec: impl IntoIterator<Item = (String, Rules)>,
@@ -138,10 +140,31 @@ impl Policy {
         Self::new(Arc::new(written), spec, native)
     }
 
-    /// Takes what a pod's annotations say and `spec`, the `restartPolicyRules` of its containers by
-    /// name, for those to which no annotation applies. What of them the kubelet acts on by itself,
-    /// as `native` says, is left to it; as long as nobody knows, the whole pod is. `None`: there is nothing to do at all.
-    pub fn new(
+    /// Takes what a pod's annotations say and its spec, as [`Self::from_pod`], and checks that annotations name its containers.
+    /// Where the kubelet does not know a container's own restart policy, that comes after the container's rules.
+    pub(crate) fn of_pod(
+        written: Arc<Written>,
+        spec: Option<&PodSpec>,
+        native: Option<KubeletFeatures>,
+    ) -> Result<Option<Self>, PolicyError> {
+        let containers = spec.iter().flat_map(|spec| &spec.containers);
+        let knows_own = native.is_none_or(|it| it.container_rules);
+        let rules = containers
+            .filter(|container| !container.rules.is_empty())
+            .map(|container| {
+                let rules = Rules::from(&*container.rules);
+                let own = container.restart_policy.filter(|_| !knows_own);
+                let rules = own.into_iter().fold(rules, Rules::then);
+                (container.name.to_string(), rules)
+            });
+        let policy = Self::new(written, rules, native)?;
+        if let Some((policy, spec)) = policy.as_ref().zip(spec) {
+            policy.check_names(&spec.container_names().collect::<Vec<_>>())?;
+        }
+        Ok(policy)
+    }
+
+    fn new(
         written: Arc<Written>,
         spec: impl IntoIterator<Item = (String, Rules)>,
         native: Option<KubeletFeatures>,

@@ -9,7 +9,7 @@ use std::thread;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use crate::restart::times::DISK_LIMIT;
+use crate::times::DISK_LIMIT;
 
 /// How much may wait for a disk that has stalled: some hundred restarts.
 const BACKLOG: usize = 1024;

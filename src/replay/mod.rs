@@ -3,6 +3,7 @@
 
 mod attempt;
 mod blocker;
+mod requests;
 #[cfg(test)]
 mod tests;
 
@@ -10,6 +11,7 @@ pub use attempt::{
     Attempt, Room, complete, has_image, have_their_cpus, images, inits_are_quick, log_link,
 };
 pub use blocker::{Devices, ReplayBlocker, blocker};
+pub(crate) use requests::Requests;
 
 /// Until they are made, configurations take up to ten times as much memory as they have bytes.
 const MOST_BYTES: usize = 1024 * 1024;

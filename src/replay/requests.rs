@@ -4,42 +4,57 @@
 
 use std::collections::BTreeMap;
 
-use super::Pod;
+use super::ReplayBlocker;
 use crate::ids::ContainerId;
-use crate::node::{Instance, Maker};
+use crate::kube::PodSpec;
+use crate::node::{Instance, Instances, Maker};
 use crate::plan::Member;
-use crate::replay::ReplayBlocker;
 
 /// By container, as the API has it.
-pub(super) type Requests = BTreeMap<ContainerId, Option<String>>;
+#[derive(Debug, Default)]
+pub(crate) struct Requests(BTreeMap<ContainerId, Option<String>>);
 
-impl Pod {
-    /// A container is about to be known: the kubelet has made it from the spec, a replay from the attempt before.
-    pub(super) fn note_request(&mut self, id: &ContainerId, instance: &Instance) {
+impl Requests {
+    /// A container is about to be known, beside those that are: the kubelet has made it from the spec, a replay from the attempt
+    /// before.
+    pub(crate) fn note(
+        &mut self,
+        id: &ContainerId,
+        instance: &Instance,
+        known: &Instances,
+        spec: Option<&PodSpec>,
+    ) {
         let request = match instance.maker {
             Maker::Kubelet => {
-                let spec = self.spec.as_ref();
                 let container = spec.and_then(|spec| spec.container(&instance.name));
                 container.map(|it| it.memory_request.clone())
             }
             Maker::Replay => {
-                let before = self.instances.newest(&instance.name);
-                before.and_then(|(id, _)| self.requests.get(id).cloned())
+                let before = known.newest(&instance.name);
+                before.and_then(|(id, _)| self.0.get(id).cloned())
             }
             Maker::Placeholder => None,
         };
         if let Some(request) = request {
-            self.requests.entry(id.clone()).or_insert(request);
+            self.0.entry(id.clone()).or_insert(request);
         }
+    }
+
+    /// It is gone.
+    pub(crate) fn forget(&mut self, id: &ContainerId) {
+        self.0.remove(id);
     }
 
     /// Whether one of these may request another amount by now. Nobody knows what those requested that are older than the
     /// plugin, but whether the spec was ever changed.
-    pub(super) fn request_changed(&self, members: &[&Member]) -> Option<ReplayBlocker> {
-        let spec = self.spec.as_ref()?;
+    pub(crate) fn changed(
+        &self,
+        members: &[&Member],
+        spec: Option<&PodSpec>,
+    ) -> Option<ReplayBlocker> {
+        let spec = spec?;
         let changed = |member: &&&Member| {
-            let id = member.old.as_ref().map(|old| &old.id);
-            let then = id.and_then(|id| self.requests.get(id));
+            let then = member.old_id().and_then(|id| self.0.get(id));
             match then.zip(spec.container(&member.name)) {
                 Some((then, now)) => *then != now.memory_request,
                 None => spec.generation > 1,

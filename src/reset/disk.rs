@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use super::record::Memory;
 use super::store::Store;
 use crate::dirs;
-use crate::restart::times::DISK_LIMIT;
+use crate::times::DISK_LIMIT;
 
 /// Writes one thing after another.
 #[derive(Debug)]

@@ -5,4 +5,3 @@ pub mod machine;
 pub mod pod;
 #[cfg(test)]
 mod sim;
-pub mod times;

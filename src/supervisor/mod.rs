@@ -26,13 +26,13 @@ use crate::kube::{
     self, Conditions, Declaration, Endings, Events, KubeError, KubeletFeatures, PodChange, Pods,
     StaticPods,
 };
+use crate::node::OLDEST_LIST;
 use crate::nri::{Launched, NriError, Stub};
 use crate::records::{Records, RecordsError};
 use crate::report::Reporter;
 use crate::reset::{self, Resets};
 use crate::restart::machine::Record;
 use crate::restart::pod::Shared;
-use crate::restart::times::OLDEST_LIST;
 pub(crate) use plugin::{Parts, Reprise};
 pub(crate) use registry::Registry;
 pub use sole::LockError;

@@ -3,15 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use super::Machine;
 use super::progress::Progress;
 use super::replay::Replay;
 use super::terms::{Effect, Outcome, Phase, WAKER};
 use super::undo::Undo;
-use super::{Machine, Told};
 use crate::ids::ContainerId;
 use crate::node::Instances;
 use crate::plan::{Plan, Starter, Way};
-use crate::restart::times::{
+use crate::times::{
     CLEAR_LIMIT, DOWN_LIMIT, RECORD_LIMIT, RELIST_INTERVAL, UP_LIMIT, time_to_begin_anew,
 };
 
@@ -152,7 +152,8 @@ impl Machine {
             last_moment: false,
             shields_recorded: false,
             begun: false,
-            told: Told::default(),
+            announced: false,
+            said_restarting: false,
             killed: false,
             replay: Replay::default(),
             undo: Undo::default(),

@@ -210,24 +210,26 @@ impl Machine {
     }
 
     pub(super) fn settled(&self, it: &Progress) -> bool {
-        match it.member.kind {
-            // What stands unshielded goes on as it is.
-            _ if self.plan.way == Way::Shielded => {
-                let waits = it.member.placeholders > 0 && !it.is_new();
-                !waits || self.is_left(it)
-            }
-            ContainerKind::Init if self.plan.ordered => self.passed(it),
-            ContainerKind::Init | ContainerKind::Sidecar | ContainerKind::Regular => it.is_new(),
+        // What stands unshielded goes on as it is.
+        if self.plan.way == Way::Shielded {
+            let waits = it.member.placeholders > 0 && !it.is_new();
+            return !waits || self.is_left(it);
         }
+        self.has_begun(it)
+    }
+
+    /// Whether it runs again, or has passed.
+    pub(super) fn has_begun(&self, it: &Progress) -> bool {
+        if it.is(ContainerKind::Init) && self.plan.ordered {
+            return self.passed(it);
+        }
+        it.is_new()
     }
 
     pub(super) fn outcome(&self, late: bool) -> Option<Outcome> {
         let for_good = |it: &Progress| it.member.restart_policy == RestartPolicy::Never;
-        if self
-            .progress
-            .iter()
-            .any(|it| it.has_failed() && for_good(it))
-        {
+        let mut progress = self.progress.iter();
+        if progress.any(|it| it.has_failed() && for_good(it)) {
             return Some(Outcome::InitFailed);
         }
         let settled = self.progress.iter().all(|it| self.settled(it));

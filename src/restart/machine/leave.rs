@@ -9,7 +9,7 @@ use super::terms::{Effect, MOST_AGAIN, Phase};
 use crate::ids::{ContainerId, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::plan::{Old, Starter, Way};
-use crate::restart::times::{LONGEST_RECORDING, STOP_LIMIT};
+use crate::times::{LONGEST_RECORDING, STOP_LIMIT};
 
 impl Machine {
     /// Nothing that is started in a pod that the kubelet takes for failed would last. It may have seen the others wait, and

@@ -28,11 +28,11 @@ mod undo;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use super::times::time_of_recording;
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::ContainerKind;
 use crate::node::Instances;
 use crate::plan::Plan;
+use crate::times::time_of_recording;
 use progress::{OldState, Progress};
 use queue::Queued;
 use replay::Replay;
@@ -65,7 +65,10 @@ pub(crate) struct Machine {
     shields_recorded: bool,
     /// The kubelet has begun with the init containers while no plugin was there.
     begun: bool,
-    told: Told,
+    /// Whoever watches the pod was told that it restarts, or there was no time for it.
+    announced: bool,
+    /// What was said last.
+    said_restarting: bool,
     /// The running containers have been told to stop.
     killed: bool,
     replay: Replay,
@@ -85,15 +88,6 @@ pub(crate) struct Machine {
     placeholders_going: bool,
 }
 
-/// What whoever watches the pod knows.
-#[derive(Debug, Default)]
-struct Told {
-    /// That it restarts, or there was no time for it.
-    announced: bool,
-    /// What was said last.
-    restarting: bool,
-}
-
 impl Machine {
     /// What this restart is to do.
     pub(crate) fn plan(&self) -> &Plan {
@@ -106,11 +100,6 @@ impl Machine {
             phase: self.phase,
             plan: self.plan.clone(),
         }
-    }
-
-    /// What it was to do, of one that is over.
-    pub(crate) fn into_plan(self) -> Plan {
-        self.plan
     }
 
     /// How far it is.
@@ -197,11 +186,10 @@ impl Machine {
             return after_the_end(event);
         }
         match event {
-            Event::Announced => self.told.announced = true,
+            Event::Announced => self.announced = true,
             Event::Recovered(result) => self.recovered(result),
-            Event::NotReplayed(name, why) => {
-                let failure = &mut self.replay.failure;
-                failure.get_or_insert_with(|| format!("{name}: {why}"));
+            Event::NotReplayed(name, why) if self.phase == Phase::Replay => {
+                self.give_up(format!("{name}: {why}"), now);
             }
             Event::Made(name, id, took) => self.made(&name, id, now + time_of_recording(took)),
             Event::Recorded(ids) => self.recorded(&ids, now),
@@ -232,7 +220,7 @@ impl Machine {
                 self.finish(failed.unwrap_or(Outcome::Deleted));
             }
             Event::CalledOff if !self.killed => self.finish(Outcome::CalledOff),
-            Event::CalledOff | Event::Tick => {}
+            Event::NotReplayed(..) | Event::CalledOff | Event::Tick => {}
         }
         self.advance(now);
         self.take_effects()

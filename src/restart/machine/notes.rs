@@ -7,9 +7,7 @@ use super::Machine;
 use super::progress::{NewState, OldState, Progress};
 use super::terms::{Effect, Phase, WAKER};
 use crate::ids::{ContainerId, ContainerName, ExitCode};
-use crate::restart::times::{
-    LONGEST_RECORDING, SHIELD_TIME, TRUST_TIME, time_of_recording, time_of_relist,
-};
+use crate::times::{LONGEST_RECORDING, SHIELD_TIME, TRUST_TIME, time_of_recording, time_of_relist};
 
 impl Machine {
     pub(super) fn get(&self, name: &ContainerName) -> Option<&Progress> {

@@ -9,7 +9,7 @@ use crate::ids::{ContainerId, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::node::{InstanceState, Instances, Maker};
 use crate::plan::{Member, Old};
-use crate::restart::times::time_of_step;
+use crate::times::time_of_step;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OldState {

@@ -12,7 +12,7 @@ use super::progress::{OldState, Progress};
 use super::terms::{Effect, Phase};
 use crate::ids::ContainerId;
 use crate::kube::ContainerKind;
-use crate::restart::times::{BURST_LIMIT, DOWN_LIMIT, ENOUGH_TIME, LAST_MOMENT};
+use crate::times::{BURST_LIMIT, DOWN_LIMIT, ENOUGH_TIME, LAST_MOMENT};
 
 /// A place among the pods that restart at once.
 #[derive(Debug, Clone, Copy)]
@@ -231,7 +231,7 @@ mod tests {
     use crate::kube::RestartPolicy;
     use crate::plan::tests::draft;
     use crate::restart::machine::{Event, Outcome};
-    use crate::restart::times::{LONGEST_RECORDING, RELIST_INTERVAL, time_of_relist};
+    use crate::times::{LONGEST_RECORDING, RELIST_INTERVAL, time_of_relist};
 
     const LATER: Duration = Duration::from_secs(5);
 

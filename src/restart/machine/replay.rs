@@ -9,7 +9,7 @@ use super::terms::{Effect, Outcome, Phase};
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::ContainerKind;
 use crate::plan::{Starter, Way};
-use crate::restart::times::{
+use crate::times::{
     BURST_LIMIT, FALLBACK_TIME, IN_FLIGHT_LIMIT, REST_OF_HOLD, UP_LIMIT, time_of_recording,
     time_to_begin_anew,
 };
@@ -41,8 +41,6 @@ pub(super) struct Replay {
     time: Time,
     /// Until then a relist of the kubelet may be under way that has not listed all attempts.
     pub(super) seen_from: Option<Instant>,
-    /// Why it has failed.
-    pub(super) failure: Option<String>,
 }
 
 impl Machine {
@@ -166,9 +164,6 @@ impl Machine {
         } else if let Some(it) = failed {
             // With its back-off, and in its own time.
             self.fall_back(format!("{} failed", it.member.name));
-        } else if let Some(why) = self.replay.failure.take() {
-            self.give_up(why, now);
-            return true;
         } else if self.replayed().all(|it| self.has_begun(it)) {
             if let Some(from) = self.replay.seen_from {
                 self.deadline = self.deadline.max(from + FALLBACK_TIME);
@@ -314,7 +309,7 @@ impl Machine {
     }
 
     /// What is seen cannot be taken back: what shields it stays, and the kubelet starts what does not run.
-    fn give_up(&mut self, why: String, now: Instant) {
+    pub(super) fn give_up(&mut self, why: String, now: Instant) {
         if self.replay.time == Time::BeyondHold && self.plan.way == Way::Shielded {
             self.plan.starter = Starter::Kubelet(why);
             self.leave_rest(now);
@@ -374,14 +369,6 @@ impl Machine {
 
     fn is_late_for_replay(&self, now: Instant) -> bool {
         self.replay_until().is_some_and(|until| now >= until)
-    }
-
-    /// Whether nothing is left to do for a container.
-    fn has_begun(&self, it: &Progress) -> bool {
-        match it.member.kind {
-            ContainerKind::Init => self.passed(it),
-            ContainerKind::Sidecar | ContainerKind::Regular => it.is_new(),
-        }
     }
 
     /// What runs by now is ended again: whatever the kubelet sees must be something that it can go on from.

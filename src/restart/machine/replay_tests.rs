@@ -8,7 +8,7 @@ use crate::kube::RestartPolicy;
 use crate::node::{Instance, InstanceState, Maker};
 use crate::plan::Starter;
 use crate::plan::tests::{Shape, Was, draft};
-use crate::restart::times::{
+use crate::times::{
     BURST_LIMIT, DOWN_LIMIT, FALLBACK_TIME, RELIST_INTERVAL, REST_OF_HOLD, time_of_relist,
 };
 

@@ -8,7 +8,7 @@ use super::terms::{Effect, Outcome, Phase};
 use crate::ids::ContainerId;
 use crate::plan::Way;
 use crate::policy::Action;
-use crate::restart::times::{CLEAR_LIMIT, KEPT_TIME, LAST_MOMENT, RECORD_LIMIT, UP_LIMIT};
+use crate::times::{CLEAR_LIMIT, KEPT_TIME, LAST_MOMENT, RECORD_LIMIT, UP_LIMIT};
 
 impl Machine {
     /// Moves on as far as the facts allow.
@@ -97,7 +97,7 @@ impl Machine {
 
     fn may_kill(&self, now: Instant) -> bool {
         let shielded = !self.plan.shields_come_first() || self.shields_stand();
-        let told = self.told.announced || now >= self.deadline;
+        let told = self.announced || now >= self.deadline;
         !self.killed && told && shielded
     }
 
@@ -106,8 +106,8 @@ impl Machine {
     }
 
     pub(super) fn announce(&mut self, restarting: bool) {
-        if self.told.restarting != restarting {
-            self.told.restarting = restarting;
+        if self.said_restarting != restarting {
+            self.said_restarting = restarting;
             self.effects.push(Effect::Announce(restarting));
         }
     }
@@ -121,13 +121,13 @@ impl Machine {
 
     /// A predecessor may have died before or after it said so. Nothing waits for it this time.
     pub(super) fn announce_again(&mut self) {
-        self.told.announced = true;
-        self.told.restarting = match self.plan.action {
+        self.announced = true;
+        self.said_restarting = match self.plan.action {
             Action::Restart => return,
             Action::RestartAllContainers => matches!(self.phase, Phase::Down | Phase::Replay),
             Action::RestartPod => self.phase != Phase::Over,
         };
-        self.effects.push(Effect::Announce(self.told.restarting));
+        self.effects.push(Effect::Announce(self.said_restarting));
     }
 
     fn leave_down(&mut self, now: Instant) {

@@ -11,7 +11,7 @@ use crate::node::{Instance, InstanceState, Maker};
 use crate::plan::tests::{DONE, RUNS, Shape, Was, draft};
 use crate::plan::{Old, Way};
 use crate::policy::Action;
-use crate::restart::times::{
+use crate::times::{
     DOWN_LIMIT, LAST_MOMENT, LONGEST_RECORDING, RELIST_INTERVAL, STOP_LIMIT, time_of_relist,
 };
 use ContainerKind::{Init, Regular, Sidecar};
@@ -1009,7 +1009,7 @@ fn watchers_are_told_before_anything_is_killed_and_when_all_is_dead() {
     for (name, id) in [("a", "p1"), ("a", "p2"), ("b", "p3")] {
         machine.handle(now, Event::PlaceholderMade(name.into(), id.into(), MADE));
     }
-    assert!(machine.told.restarting);
+    assert!(machine.said_restarting);
     let now = now + time_of_relist(MADE);
     let effects = machine.handle(now, Event::Held("b-0".into(), now));
     assert!(effects.contains(&Effect::Announce(false)));
@@ -1022,7 +1022,7 @@ fn a_pod_that_restarts_with_grace_says_so_until_all_runs_again() {
     let mut world = World::begin(draft.settled());
     world.settle();
     world.start("a");
-    assert!(world.machine.told.restarting);
+    assert!(world.machine.said_restarting);
     world.start("b");
     world.relist();
     assert!(world.log.contains(&Effect::Announce(false)));

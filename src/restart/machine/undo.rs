@@ -13,7 +13,7 @@ use super::progress::Progress;
 use super::terms::{Effect, Phase};
 use crate::kube::ContainerKind;
 use crate::plan::Way;
-use crate::restart::times::{RELIST_INTERVAL, SHIELDS_TIME};
+use crate::times::{RELIST_INTERVAL, SHIELDS_TIME};
 
 /// Undoing a replay.
 #[derive(Debug, Default)]

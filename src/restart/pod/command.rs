@@ -5,11 +5,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::back_off::Past;
-use crate::ids::{ContainerId, ContainerName, PodUid};
+use crate::ids::{ContainerId, ContainerName};
 use crate::kube::PodSpec;
 use crate::plan::{Plan, Trigger};
 use crate::policy::{Action, PolicyError};
-use crate::report::Unprotected;
 use crate::restart::machine::{Effect, Record};
 
 /// What is to be done about a pod.
@@ -44,8 +43,6 @@ pub(crate) struct Order {
     pub(crate) effect: Effect,
     /// What must outlive the plugin.
     pub(crate) record: Arc<Record>,
-    /// The UID that the API server knows the pod by: only a static pod has another one there.
-    pub(crate) api_uid: PodUid,
     /// When the container was made whose exit is the trigger: nanoseconds since the Unix epoch.
     pub(crate) trigger_made_at: i64,
     /// What the pod's containers are to be, if the API server has told.
@@ -67,7 +64,8 @@ pub(crate) struct Finished {
 pub(crate) enum Saying {
     Restarting(Box<Plan>),
     Ending,
-    NotProtected(BTreeSet<ContainerName>, Unprotected),
+    /// The exits of these cannot be held.
+    NotProtected(BTreeSet<ContainerName>),
     InvalidRules(PolicyError),
     /// These restart their pod whoever kills them.
     KillsRestart(BTreeSet<ContainerName>),

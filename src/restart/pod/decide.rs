@@ -7,10 +7,10 @@ use std::time::Duration;
 use super::{Command, Order, Pod, Saying};
 use crate::clock::Moment;
 use crate::ids::{ContainerId, ContainerName, ExitCode};
-use crate::kube::{ContainerKind, RestartPolicy};
+use crate::kube::RestartPolicy;
 use crate::node::InstanceState;
 use crate::plan::{Member, Plan, RestartId, Starter, Trigger, Way, start_at_once};
-use crate::policy::{Action, CompletedContainers, Policy, Rules};
+use crate::policy::{Action, CompletedContainers, Policy};
 use crate::replay::{self, ReplayBlocker};
 use crate::report::condition_type;
 use crate::restart::machine::{Effect, Event, Machine, Phase};
@@ -21,27 +21,7 @@ impl Pod {
         let Some(written) = self.written.clone() else {
             return;
         };
-        let containers = self.spec.iter().flat_map(|spec| &spec.containers);
-        let knows_own = self.native.is_none_or(|it| it.container_rules);
-        let rules = containers
-            .filter(|container| !container.rules.is_empty())
-            .map(|container| {
-                let rules = Rules::from(&*container.rules);
-                let own = container.restart_policy.filter(|_| !knows_own);
-                let rules = own.into_iter().fold(rules, Rules::then);
-                (container.name.to_string(), rules)
-            });
-        let names = self
-            .spec
-            .as_ref()
-            .map(|spec| spec.container_names().collect::<Vec<_>>());
-        let policy = Policy::new(written, rules, self.native).and_then(|policy| {
-            if let Some((policy, names)) = policy.as_ref().zip(names) {
-                policy.check_names(&names)?;
-            }
-            Ok(policy)
-        });
-        self.policy = match policy {
+        self.policy = match Policy::of_pod(written, self.spec.as_deref(), self.native) {
             Ok(policy) => policy.map(Arc::new),
             Err(error) => {
                 if !std::mem::replace(&mut self.said_invalid, true) {
@@ -179,43 +159,31 @@ impl Pod {
                 &members,
                 &self.shared.replay_devices,
             )
-            .or_else(|| self.request_changed(&members))
+            .or_else(|| self.requests.changed(&members, self.spec.as_deref()))
         }
     }
 
-    /// A replay has failed: the kubelet starts the containers, from what there is now.
-    pub(crate) fn fall_back(&mut self, why: String, now: &Moment) {
-        let Some(plan) = self.plan() else { return };
-        let again = plan.again;
-        tracing::warn!(pod = %self.identity.key, restart = %plan.id, why, "handing the start over to the kubelet");
-        self.sweep_unstarted();
-        self.plan_anew(again, Starter::Kubelet(why), now);
-    }
-
-    fn begin_again(&mut self, now: &Moment) {
-        let Some(plan) = self.plan() else { return };
-        let again = plan.again + 1;
-        tracing::warn!(
-            pod = %self.identity.key, restart = %plan.id, again,
-            "containers were started out of order while the gate was away: beginning anew"
-        );
-        let starter = Starter::Kubelet("the restart was disturbed".into());
-        self.plan_anew(again, starter, now);
-    }
-
-    /// The same restart, from what there is now.
-    fn plan_anew(&mut self, again: u8, starter: Starter, now: &Moment) {
+    /// Begins the same restart anew from what there is now, for the kubelet to start: a replay has failed, or the restart was
+    /// disturbed.
+    pub(crate) fn begin_anew(&mut self, disturbed: bool, why: String, now: &Moment) {
         let Some(before) = self.plan().cloned() else {
             return;
         };
+        tracing::warn!(
+            pod = %self.identity.key, restart = %before.id, again = before.again, why,
+            "beginning anew: the kubelet starts the containers"
+        );
+        if !disturbed {
+            self.sweep_unstarted();
+        }
         let waited = now.since(before.decided_up_ms);
         let plan = Plan {
             id: before.id,
             condition: before.condition,
             grace_ms: before.grace_ms,
             back_off_ms: before.back_off_ms.saturating_sub(millis(waited)),
-            again,
-            starter,
+            again: before.again + u8::from(disturbed),
+            starter: Starter::Kubelet(why),
             ..self.draft(before.trigger, before.action, now)
         };
         self.carry_out(self.settle(plan), now);
@@ -238,7 +206,7 @@ impl Pod {
         };
         let shape = self.shape();
         let ordered = shape.is_some();
-        let members = shape.unwrap_or_else(|| self.guessed_members(&trigger.name));
+        let members = shape.unwrap_or_else(|| self.seen().guessed(&trigger.name));
         let machine = self.machine.as_ref();
         Plan {
             id: RestartId(format!(
@@ -313,8 +281,11 @@ impl Pod {
             match effect {
                 // Together and now: the kubelet is to see all exits as one event.
                 Effect::Release(ids) => self.holds.retain(|id, _| !ids.contains(id)),
-                Effect::Again => self.begin_again(now),
-                Effect::FallBack(why) => self.fall_back(why, now),
+                Effect::Again => {
+                    let why = "containers were started out of order while the gate was away";
+                    self.begin_anew(true, why.into(), now);
+                }
+                Effect::FallBack(why) => self.begin_anew(false, why, now),
                 // Until its end has been carried out, there is nothing better to go on from than what is on the disk.
                 Effect::Save if over => {}
                 effect => {
@@ -327,28 +298,12 @@ impl Pod {
                         effect,
                         trigger_made_at: trigger.map_or(0, |it| it.created_at),
                         record: Arc::clone(&record),
-                        api_uid: self.api_uid().clone(),
                         spec: self.spec.clone(),
                     };
                     self.commands.push(Command::Do(order));
                 }
             }
         }
-    }
-
-    /// What has ended while others run was an init container, as far as one can tell without a spec.
-    fn guessed_members(&self, trigger: &ContainerName) -> Vec<Member> {
-        let names = self.instances.names_by_creation().into_iter();
-        names
-            .map(|name| {
-                let mut member = self.member(name, ContainerKind::Regular, RestartPolicy::Never);
-                let ended = member.old.as_ref().is_some_and(|old| old.exit.is_some());
-                if ended && member.name != *trigger {
-                    member.kind = ContainerKind::Init;
-                }
-                member
-            })
-            .collect()
     }
 }
 

@@ -5,13 +5,12 @@ use std::time::Instant;
 
 use super::Pod;
 use crate::clock::Moment;
-use crate::ids::{ContainerId, ContainerName, ExitCode, PodUid};
-use crate::kube::{ContainerKind, RestartPolicy, StartDuty};
+use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::node::{Instance, InstanceState, Maker};
-use crate::plan::{Generation, Member, Old, Plan, Trigger};
+use crate::plan::{Generation, Member, Plan, Seen, Trigger};
 use crate::policy::Action;
 use crate::restart::machine::Machine;
-use crate::restart::times::RELIST_INTERVAL;
+use crate::times::RELIST_INTERVAL;
 
 impl Pod {
     /// Its restart, if there is one.
@@ -37,12 +36,6 @@ impl Pod {
     /// Whether the hook of this container is to wait.
     pub(crate) fn is_held(&self, id: &ContainerId) -> bool {
         self.holds.contains_key(id)
-    }
-
-    /// See [`super::Order`].
-    pub(super) fn api_uid(&self) -> &PodUid {
-        let spec = self.spec.as_ref();
-        spec.map_or(&self.identity.uid, |spec| &spec.api_uid)
     }
 
     pub(crate) fn instance(&self, id: &ContainerId) -> Option<&Instance> {
@@ -73,35 +66,6 @@ impl Pod {
         self.decided.extend(there);
     }
 
-    /// A container as the kubelet sees it: one whose exit is held runs.
-    pub(super) fn member(
-        &self,
-        name: ContainerName,
-        kind: ContainerKind,
-        restart_policy: RestartPolicy,
-    ) -> Member {
-        let newest = self.instances.newest(&name);
-        let old = newest.map(|(id, instance)| Old {
-            id: id.clone(),
-            exit: match instance.state {
-                InstanceState::Ended(code) if !self.is_held(id) => {
-                    Some(code.unwrap_or(ExitCode::UNKNOWN))
-                }
-                _ => None,
-            },
-        });
-        Member {
-            kind,
-            restart_policy,
-            older: self.instances.older(&name),
-            unhooked: newest.is_some_and(|(_, instance)| instance.hooked == Some(false)),
-            old,
-            name,
-            startup_probe: false,
-            placeholders: 0,
-        }
-    }
-
     /// Whether a replay has started it, it has ended for good, and the kubelet may know of neither: it may have seen the
     /// attempt, or a placeholder, wait to be started.
     pub(super) fn has_just_run(&self, name: &ContainerName, now: &Moment) -> bool {
@@ -125,28 +89,21 @@ impl Pod {
         self.shape()?.into_iter().find(|it| it.name == *name)
     }
 
-    /// The pod's restart policy, and its containers in start order. A restart that goes on after the plugin came
-    /// back may know them before the API server has told.
-    pub(super) fn shape(&self) -> Option<Vec<Member>> {
-        if let Some(spec) = &self.spec {
-            // Other kubelets have the pod's alone.
-            let own = self.native.is_some_and(|native| native.container_rules);
-            let members = spec.containers.iter().map(|container| {
-                let policy = container.restart_policy.filter(|_| own);
-                let policy = policy.unwrap_or(spec.restart_policy);
-                Member {
-                    startup_probe: container.duties.contains(&StartDuty::StartupProbe),
-                    ..self.member(container.name.clone(), container.kind, policy)
-                }
-            });
-            return Some(members.collect());
+    pub(super) fn seen(&self) -> Seen<'_> {
+        Seen {
+            instances: &self.instances,
+            holds: &self.holds,
         }
-        let plan = self.machine.as_ref().map(Machine::plan)?;
-        let members = plan.members.iter().map(|it| Member {
-            startup_probe: it.startup_probe,
-            ..self.member(it.name.clone(), it.kind, it.restart_policy)
-        });
-        (plan.is_whole_pod() && plan.ordered).then(|| members.collect())
+    }
+
+    /// The pod's containers in start order. A restart that goes on after the plugin came back may know them before the API
+    /// server has told.
+    pub(super) fn shape(&self) -> Option<Vec<Member>> {
+        let own = self.native.is_some_and(|native| native.container_rules);
+        match &self.spec {
+            Some(spec) => Some(self.seen().of_spec(spec, own)),
+            None => self.seen().of_plan(self.plan()?),
+        }
     }
 
     /// Whether it is an attempt that the restart under way replaces.

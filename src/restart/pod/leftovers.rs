@@ -3,33 +3,25 @@
 use std::time::Instant;
 
 use super::decide::scope;
-use super::{Command, Finished, Gone, Pod, Task};
+use super::{Command, Finished, Pod, Task};
 use crate::clock::Moment;
 use crate::ids::{ContainerId, ContainerName};
 use crate::node::{Instance, InstanceState};
 use crate::restart::machine::{Event, Machine, Outcome, Phase, Record};
-use crate::restart::times::LIST_SLACK;
 
 impl Pod {
-    /// What was in the runtime at `asked`, no longer than [`OLDEST_LIST`](crate::restart::times::OLDEST_LIST) ago, whatever was heard before.
+    /// What was in the runtime at `asked`, no longer than [`OLDEST_LIST`](crate::node::OLDEST_LIST) ago, whatever was heard before.
     /// `begun`: a restart that a predecessor left; `sweep`: what belongs to no restart is a leftover.
     pub(crate) fn relisted(
         &mut self,
-        mut found: Vec<(ContainerId, Instance)>,
+        found: Vec<(ContainerId, Instance)>,
         asked: Instant,
         begun: Option<Record>,
         sweep: bool,
         now: &Moment,
     ) {
-        found.retain(|(id, _)| !self.removed.contains_key(id));
-        // What was made meanwhile cannot be in the list, and is not gone.
-        let known = self.instances.iter();
-        let known = known.filter(|(_, it)| it.listed || it.heard_at + LIST_SLACK < asked);
-        let known: Vec<ContainerId> = known.map(|(id, _)| id.clone()).collect();
-        for id in known {
-            if !found.iter().any(|(seen, _)| *seen == id) {
-                self.removed(&id, now);
-            }
+        for id in self.instances.missing_from(&found, asked) {
+            self.removed(&id, now);
         }
         let mut news = Vec::new();
         for (id, instance) in found {
@@ -62,7 +54,7 @@ impl Pod {
             self.sweep_leftovers();
         }
         self.end_twins();
-        self.say_what_is_unhooked(now);
+        self.say_what_is_unhooked();
     }
 
     fn resume(&mut self, record: Record, now: &Moment) {
@@ -108,7 +100,7 @@ impl Pod {
         Some(Finished {
             waiting_for: machine.waiting_for().into_iter().cloned().collect(),
             past: self.past.clone(),
-            plan: machine.into_plan(),
+            plan: machine.record().plan,
         })
     }
 
@@ -130,9 +122,8 @@ impl Pod {
         let unstarted = unstarted.filter(|(id, _)| !self.wants(Task::Stand(id)));
         let unstarted: Vec<ContainerId> = unstarted.map(|(id, _)| id.clone()).collect();
         for id in unstarted {
-            self.instances.removed(&id);
             // Whatever is heard of it until it is gone: one that was just being started is none of the next generation's.
-            self.removed.insert(id.clone(), Gone::Soon);
+            self.instances.given_up(&id);
             self.commands.push(Command::Remove(id));
         }
     }

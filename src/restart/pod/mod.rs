@@ -7,21 +7,18 @@
 mod command;
 mod decide;
 mod facts;
-mod hooks;
 mod leftovers;
-mod memory;
 mod shared;
 #[cfg(test)]
 mod tests;
 mod wanted;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::machine::{Event, Machine, Verdict};
-use super::times::OLDEST_LIST;
 use crate::back_off::Past;
 use crate::clock::Moment;
 use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity};
@@ -29,29 +26,16 @@ use crate::kube::{KubeletFeatures, PodSpec};
 use crate::node::{Instance, InstanceState, Instances};
 use crate::plan::{Generation, RestartId};
 use crate::policy::{Policy, Written};
-use crate::report::Unprotected;
+use crate::replay::Requests;
 pub(crate) use command::{Command, Finished, Order, Saying};
-use hooks::Hooks;
-use memory::Requests;
 pub use shared::{Gate, Shared};
-pub(crate) use wanted::{Task, Wanted};
-
-/// Since when a container is gone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Gone {
-    /// It is as good as gone, and being removed.
-    Soon,
-    /// Since then.
-    At(Instant),
-}
+pub(crate) use wanted::Task;
 
 /// What is known of one pod, and its restart if one is under way.
 #[derive(Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(crate) struct Pod {
     shared: Arc<Shared>,
     identity: PodIdentity,
-    runs_hooks: bool,
     /// What the pod's annotations say. `None`: they are being read.
     written: Option<Arc<Written>>,
     /// `None`: there are no rules, or they turned out to be wrong; the pod is left alone.
@@ -66,39 +50,33 @@ pub(crate) struct Pod {
     machine: Option<Machine>,
     /// Exits that are held, and since when their hooks wait.
     holds: BTreeMap<ContainerId, Instant>,
-    hooks: Hooks,
     /// Exits that have been seen before the annotations were read.
     unjudged: Vec<ContainerId>,
     /// Exits that have been judged: none begins two restarts.
     decided: HashSet<ContainerId>,
-    /// Containers that are gone, or as good as gone: a list that was asked for before may still have them.
-    removed: HashMap<ContainerId, Gone>,
     deleting: bool,
     restarts: u32,
     past: Past,
     /// The same before the restart under way.
     past_before: Past,
     /// What is said once.
-    said_unhooked: Option<Unprotected>,
     said_invalid: bool,
     said_kills: bool,
     commands: Vec<Command>,
 }
 
 impl Pod {
-    /// One whose annotations are being read. `runs_hooks`: its runtime handler does so on the host; `native`: what the kubelet
-    /// does by itself, if the API server has told; `past`: its restarts under another plugin.
+    /// One whose annotations are being read. `native`: what the kubelet does by itself, if the API server has told; `past`: its
+    /// restarts under another plugin.
     pub(crate) fn new(
         identity: PodIdentity,
         shared: Arc<Shared>,
-        runs_hooks: bool,
         native: Option<KubeletFeatures>,
         past: Past,
     ) -> Self {
         Self {
             shared,
             identity,
-            runs_hooks,
             written: None,
             policy: None,
             spec: None,
@@ -108,15 +86,12 @@ impl Pod {
             requests: Requests::default(),
             machine: None,
             holds: BTreeMap::new(),
-            hooks: Hooks::default(),
             unjudged: Vec::new(),
             decided: HashSet::new(),
-            removed: HashMap::new(),
             deleting: false,
             restarts: 0,
             past_before: past.clone(),
             past,
-            said_unhooked: None,
             said_invalid: false,
             said_kills: false,
             commands: Vec::new(),
@@ -132,7 +107,7 @@ impl Pod {
     pub(crate) fn written(&mut self, written: Written, now: &Moment) {
         self.written = Some(Arc::new(written));
         self.judge();
-        self.say_what_is_unhooked(now);
+        self.say_what_is_unhooked();
         for id in std::mem::take(&mut self.unjudged) {
             self.decide(&id, now);
         }
@@ -187,31 +162,15 @@ impl Pod {
         self.feed(Event::CalledOff, now);
     }
 
-    /// Whether a container that is about to be made is to have our hook: there is something to do for the pod, or may
-    /// be, the host runs hooks, and the runtime does not refuse them.
-    pub(crate) fn is_to_have_hook(&mut self, name: &ContainerName, now: &Moment) -> bool {
-        let wanted = self.runs_hooks && self.may_act();
-        self.hooks.ask(name, wanted, now.at)
-    }
-
-    /// A container of that name was made, with our hook or without.
-    pub(crate) fn was_made(&mut self, name: &ContainerName, hooked: bool, now: &Moment) {
-        self.hooks.made(name, hooked, now.at);
-    }
-
-    /// This may be another runtime, or the same with another configuration.
-    pub(crate) fn reconnected(&mut self) {
-        self.hooks = Hooks::default();
-    }
-
     /// The kubelet, or we, made a container.
-    pub(crate) fn created(&mut self, id: ContainerId, instance: Instance, now: &Moment) {
-        if self.removed.contains_key(&id) {
+    pub(crate) fn created(&mut self, id: ContainerId, instance: Instance) {
+        if self.instances.is_gone(&id) {
             return;
         }
-        self.note_request(&id, &instance);
+        let spec = self.spec.as_deref();
+        self.requests.note(&id, &instance, &self.instances, spec);
         self.instances.insert(id, instance);
-        self.say_what_is_unhooked(now);
+        self.say_what_is_unhooked();
     }
 
     /// A container's process runs.
@@ -365,7 +324,7 @@ impl Pod {
         if self.generation().as_ref() != Some(generation) {
             // The restart that wanted it is over: the pod was deleted, for one.
             self.commands.push(Command::Remove(id));
-        } else if self.removed.contains_key(&id) {
+        } else if self.instances.is_gone(&id) {
             return false;
         } else {
             self.feed(Event::PlaceholderMade(name, id.clone(), took), now);
@@ -405,33 +364,18 @@ impl Pod {
 
     /// A container is no longer in the runtime: nothing is kept of it but that.
     fn gone(&mut self, id: &ContainerId, now: &Moment) {
-        self.instances.removed(id);
-        self.requests.remove(id);
+        self.instances.removed(id, now.at);
+        self.requests.forget(id);
         self.holds.remove(id);
         self.decided.remove(id);
         self.commands.push(Command::EndKill(id.clone()));
-        self.removed.retain(|_, gone| match gone {
-            Gone::Soon => true,
-            Gone::At(at) => now.at.saturating_duration_since(*at) <= OLDEST_LIST,
-        });
-        self.removed.insert(id.clone(), Gone::At(now.at));
     }
 
-    /// Says once which containers are not protected, and once more if that has another reason by then.
-    fn say_what_is_unhooked(&mut self, now: &Moment) {
+    /// Says which containers are not protected.
+    fn say_what_is_unhooked(&mut self) {
         let unhooked = self.unhooked();
-        if unhooked.is_empty() || self.policy.is_none() {
-            return;
-        }
-        let why = if !self.runs_hooks {
-            Unprotected::NoHooks
-        } else if self.hooks.are_refused(now.at) {
-            Unprotected::HooksRefused
-        } else {
-            Unprotected::FromBefore
-        };
-        if self.said_unhooked.replace(why) != Some(why) {
-            self.say(Saying::NotProtected(unhooked, why));
+        if !unhooked.is_empty() && self.policy.is_some() {
+            self.say(Saying::NotProtected(unhooked));
         }
     }
 

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::*;
 use crate::back_off::BackOff;
 use crate::ids::PodKey;
-use crate::kube::{ContainerKind, KubeletFeatures, RestartPolicy};
+use crate::kube::KubeletFeatures;
 use crate::node::Maker;
 use crate::policy::{Start, Unread};
 use crate::restart::machine::Outcome;
@@ -38,7 +38,7 @@ fn pod(start: Start) -> Pod {
         },
     };
     shared.gate.set(true);
-    let mut pod = Pod::new(identity, Arc::new(shared), true, None, Past::default());
+    let mut pod = Pod::new(identity, Arc::new(shared), None, Past::default());
     pod.written(Written::default(), &moment());
     pod
 }
@@ -84,7 +84,7 @@ fn a_container_that_its_own_policy_leaves_ended_is_not_created_again() {
         let (mut pod, now) = (with_own_policy("Always", own), moment());
         let id = ContainerId::from("a-0");
         assert_eq!(pod.admit_create(&"a".into(), &now), Ok(()));
-        pod.created(id.clone(), Instance::running("a"), &now);
+        pod.created(id.clone(), Instance::running("a"));
         pod.ended(&id, Some(ExitCode(code)), &now);
         pod.hook_is_missing(&id, &now);
         let refused = pod.admit_create(&"a".into(), &now).is_err();
@@ -103,7 +103,7 @@ fn a_container_that_its_own_policy_starts_again_is_restarted_where_the_pods_does
     ] {
         let (mut pod, now) = (with_own_policy("Never", own), moment());
         let id = ContainerId::from("a-0");
-        pod.created(id.clone(), Instance::running("a"), &now);
+        pod.created(id.clone(), Instance::running("a"));
         assert!(pod.decide_hold(&id, Duration::ZERO, &now));
         pod.ended(&id, Some(ExitCode(code)), &now);
         let action = pod.plan().map(|plan| plan.action);
@@ -130,18 +130,19 @@ fn memory_that_is_requested_is_compared_with_what_each_attempt_was_made_with() {
         ..Instance::running("a")
     };
     let changed = |pod: &Pod| {
-        let member = pod.member("a".into(), ContainerKind::Regular, RestartPolicy::Never);
-        pod.request_changed(&[&member]).is_some()
+        let members = pod.seen().guessed(&"a".into());
+        let spec = pod.spec.as_deref();
+        pod.requests.changed(&[&members[0]], spec).is_some()
     };
     pod.spec_changed(spec("32Mi", 1), &now);
-    pod.created("a-0".into(), made(0, Maker::Kubelet), &now);
+    pod.created("a-0".into(), made(0, Maker::Kubelet));
     assert!(!changed(&pod));
     pod.spec_changed(spec("40Mi", 2), &now);
     assert!(changed(&pod));
     // It is made of what the one before it was made of.
-    pod.created("a-1".into(), made(1, Maker::Replay), &now);
+    pod.created("a-1".into(), made(1, Maker::Replay));
     assert!(changed(&pod));
-    pod.created("a-2".into(), made(2, Maker::Kubelet), &now);
+    pod.created("a-2".into(), made(2, Maker::Kubelet));
     assert!(!changed(&pod));
     // Of one that is older than the plugin nobody knows.
     let older = made(3, Maker::Kubelet);
@@ -179,7 +180,7 @@ fn a_container_that_the_kubelet_restarts_by_itself_is_left_to_it() {
     for (restart_policy, restarts) in [("Always", false), ("Never", true)] {
         let (mut pod, now) = (with_policy(Start::Auto, restart_policy), moment());
         let a = ContainerId::from("a-0");
-        pod.created(a.clone(), Instance::running("a"), &now);
+        pod.created(a.clone(), Instance::running("a"));
         assert!(pod.decide_hold(&a, Duration::ZERO, &now));
         pod.ended(&a, Some(ExitCode(42)), &now);
         assert_eq!(pod.machine().is_some(), restarts, "{restart_policy}");
@@ -191,7 +192,7 @@ fn a_container_that_the_kubelet_restarts_by_itself_is_left_to_it() {
 fn a_replayed_init_container_that_asks_again_is_heard_also_if_its_hook_is_faster_than_its_code() {
     let (mut pod, now) = (with_rules(Start::Auto), moment());
     let (old, new) = (ContainerId::from("i-0"), ContainerId::from("i-1"));
-    pod.created(old.clone(), Instance::running("i"), &now);
+    pod.created(old.clone(), Instance::running("i"));
     assert!(pod.decide_hold(&old, Duration::ZERO, &now));
     pod.ended(&old, Some(ExitCode(42)), &now);
     pod.feed(Event::Called, &now);
@@ -200,7 +201,7 @@ fn a_replayed_init_container_that_asks_again_is_heard_also_if_its_hook_is_faster
     let restart = pod.plan().unwrap().id.clone();
     assert!(pod.wants(Task::Replay(&restart)));
     pod.attempt_made(&restart, &"i".into(), &new, Duration::ZERO, &now);
-    pod.created(new.clone(), Instance::running("i"), &now);
+    pod.created(new.clone(), Instance::running("i"));
     pod.started(&new, &now);
 
     assert!(pod.decide_hold(&new, Duration::ZERO, &now));
@@ -212,13 +213,13 @@ fn a_replayed_init_container_that_asks_again_is_heard_also_if_its_hook_is_faster
 fn a_pod_that_the_kubelet_is_ending_is_let_go_and_nothing_of_it_is_restarted() {
     let (mut pod, now) = (with_rules(Start::Auto), moment());
     let (a, i) = (ContainerId::from("a-0"), ContainerId::from("i-0"));
-    pod.created(a.clone(), Instance::running("a"), &now);
+    pod.created(a.clone(), Instance::running("a"));
     assert!(pod.decide_hold(&a, Duration::ZERO, &now));
     pod.ended(&a, Some(ExitCode(42)), &now);
     pod.feed(Event::Called, &now);
     pod.is_ending(&now);
     assert!(!pod.is_held(&a));
-    pod.created(i.clone(), Instance::running("i"), &now);
+    pod.created(i.clone(), Instance::running("i"));
     assert!(!pod.decide_hold(&i, Duration::ZERO, &now));
     let commands = pod.commands();
     let said = commands
@@ -231,7 +232,7 @@ fn a_pod_that_the_kubelet_is_ending_is_let_go_and_nothing_of_it_is_restarted() {
 fn a_restart_is_called_off_unless_something_was_killed_for_it_and_then_there_was_none() {
     let (mut pod, now) = (with_rules(Start::Kubelet), moment());
     let a = ContainerId::from("a-0");
-    pod.created(a.clone(), Instance::running("a"), &now);
+    pod.created(a.clone(), Instance::running("a"));
     assert!(pod.decide_hold(&a, Duration::ZERO, &now));
     pod.ended(&a, Some(ExitCode(42)), &now);
     pod.feed(Event::Called, &now);
@@ -241,18 +242,4 @@ fn a_restart_is_called_off_unless_something_was_killed_for_it_and_then_there_was
     assert!(!pod.is_held(&a));
     pod.finish(Outcome::CalledOff, &now).unwrap();
     assert_eq!(pod.past, past);
-}
-
-#[test]
-fn what_is_gone_is_remembered_for_as_long_as_a_list_may_still_have_it() {
-    let (mut pod, began) = (pod(Start::Kubelet), Instant::now());
-    for number in 0..2_000 {
-        let now = Moment {
-            at: began + Duration::from_secs(number),
-            up_ms: 1000 * number,
-            unix_ms: 0,
-        };
-        pod.removed(&number.to_string().as_str().into(), &now);
-    }
-    assert_eq!(pod.removed.len(), 301);
 }

@@ -9,6 +9,8 @@ use crate::restart::machine::{Machine, Phase};
 /// What is done for a pod.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Task<'t> {
+    /// A container that is about to be made has our hook: there is something to do for the pod, or may be.
+    Hook,
     /// A restart is under way, or is over and wants things done.
     Restart,
     /// Exits of that restart are held. A generation that begins anew is about containers that were started without a hook,
@@ -24,8 +26,10 @@ pub(crate) enum Task<'t> {
     Hold(&'t ContainerId),
     /// This container is stopped.
     Kill(&'t ContainerId),
-    /// A placeholder is made for that generation: for a container, like this old one.
-    Shield(&'t Generation, &'t ContainerName, &'t ContainerId),
+    /// That generation needs a placeholder for a container.
+    Shield(&'t Generation, &'t ContainerName),
+    /// One that is made like this old container may stand.
+    ShieldNow(&'t ContainerId),
     /// This one stands, made and not started.
     Stand(&'t ContainerId),
     /// The runtime is asked whether that still stands: while exits are held NRI is not there for a plugin that came back,
@@ -43,33 +47,14 @@ pub(crate) enum Task<'t> {
     Code(&'t ContainerId),
 }
 
-/// Whether it is wanted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wanted {
-    Now,
-    /// It may soon be.
-    Later,
-    No,
-}
-
-impl From<bool> for Wanted {
-    fn from(wanted: bool) -> Self {
-        if wanted { Self::Now } else { Self::No }
-    }
-}
-
 impl Pod {
     /// Whether that is wanted now.
     pub(crate) fn wants(&self, task: Task<'_>) -> bool {
-        self.wanted(task) == Wanted::Now
-    }
-
-    /// Whether that is wanted, or soon may be.
-    pub(crate) fn wanted(&self, task: Task<'_>) -> Wanted {
         let restart = |so_far: &dyn Fn(&Machine) -> bool| self.machine.as_ref().is_some_and(so_far);
         let is_of = |it: &Machine, id: &RestartId| it.plan().id == *id;
         let stands = |id| move |it: &Machine| it.leftovers().iter().any(|(_, it)| it == id);
         match task {
+            Task::Hook => self.may_act(),
             Task::Restart => restart(&|_| true),
             Task::Holds => restart(&|it| it.is_holding() && it.plan().again == 0),
             Task::Queue => restart(&Machine::is_queued),
@@ -77,14 +62,10 @@ impl Pod {
             Task::GoFirst => restart(&Machine::is_exposed),
             Task::Hold(id) => self.is_held(id),
             Task::Kill(id) => restart(&|it| it.ends(id)) || self.instances.twins().contains(id),
-            Task::Shield(generation, name, like) => {
-                let same = self.generation().as_ref() == Some(generation);
-                let wanted = same && restart(&|it| it.wants_shield(name));
-                if wanted && !self.may_be_shielded(like) {
-                    return Wanted::Later;
-                }
-                wanted
+            Task::Shield(generation, name) => {
+                restart(&|it| it.plan().generation() == *generation && it.wants_shield(name))
             }
+            Task::ShieldNow(id) => self.may_be_shielded(id),
             Task::Stand(id) => restart(&stands(id)),
             Task::Watch(id) => {
                 restart(&|it| it.is_holding() && stands(id)(it)) && !self.shared.gate.is_there()
@@ -101,7 +82,6 @@ impl Pod {
                 lacks && (self.is_held(id) || restart(&|it| it.ends(id)))
             }
         }
-        .into()
     }
 
     /// Behind a placeholder the kubelet does not see that a container runs, and starts another one beside it as

@@ -17,8 +17,8 @@ use crate::node::{Instance, InstanceState};
 use crate::plan::{Generation, Plan, Starter};
 use crate::policy::{Action, Start, Unread, Written};
 use crate::restart::machine::{Effect, Event, Machine, Phase, Record};
-use crate::restart::pod::{Command, Gate, Order, Pod, Shared, Task, Wanted};
-use crate::restart::times::{RELIST_INTERVAL, RESERVED_LIMIT};
+use crate::restart::pod::{Command, Gate, Order, Pod, Shared, Task};
+use crate::times::{RELIST_INTERVAL, RESERVED_LIMIT};
 
 /// What a container has ended with that was not started.
 const START_ERROR: ExitCode = ExitCode(128);
@@ -72,7 +72,7 @@ impl Plugin {
             ..KubeletFeatures::default()
         };
         Self {
-            pod: Pod::new(identity, Arc::new(shared), true, Some(native), past),
+            pod: Pod::new(identity, Arc::new(shared), Some(native), past),
             gate,
             queue: VecDeque::new(),
             kills: BTreeSet::new(),
@@ -307,7 +307,7 @@ impl World {
             return;
         };
         let instance = self.instance(container);
-        self.tell(|pod, now| pod.created(id.clone(), instance, now));
+        self.tell(|pod, _| pod.created(id.clone(), instance));
     }
 
     pub(super) fn tell_started(&mut self, id: &ContainerId) {
@@ -608,9 +608,8 @@ impl World {
         let plugin = self.plugin.as_mut().unwrap();
         let wanted = match &call {
             Call::Kill(id) => plugin.kills.contains(id) && plugin.pod.wants(Task::Kill(id)),
-            Call::Make(name, like, generation) => {
-                let wanted = plugin.pod.wanted(Task::Shield(generation, name, like));
-                let wanted = wanted != Wanted::No;
+            Call::Make(name, _, generation) => {
+                let wanted = plugin.pod.wants(Task::Shield(generation, name));
                 if !wanted {
                     let (name, generation) = (name.clone(), generation.clone());
                     self.not_made(name, &generation);

@@ -9,7 +9,7 @@ use crate::kube::ContainerKind;
 use crate::node::{InstanceState, Maker};
 use crate::policy::Action;
 use crate::restart::machine::Event;
-use crate::restart::pod::{Pod, Task, Wanted};
+use crate::restart::pod::{Pod, Task};
 
 pub(super) const KILLED: ExitCode = ExitCode(137);
 
@@ -294,17 +294,15 @@ impl World {
                     self.feed(Event::Gone(like));
                     return self.not_made(name, &generation);
                 }
-                let wanted = self
-                    .pod()
-                    .map(|pod| pod.wanted(Task::Shield(&generation, &name, &like)));
-                match wanted {
-                    Some(Wanted::Later) => {
+                // What a plugin asked for that is dead, nobody can take back.
+                if let Some(pod) = self.pod() {
+                    if !pod.wants(Task::Shield(&generation, &name)) {
+                        return self.not_made(name, &generation);
+                    }
+                    if !pod.wants(Task::ShieldNow(&like)) {
                         let call = Call::Make(name, like, generation);
                         return self.after(100, Job::Retry(self.epoch, call));
                     }
-                    Some(Wanted::No) => return self.not_made(name, &generation),
-                    // Nobody can take it back.
-                    Some(Wanted::Now) | None => {}
                 }
                 let maker = Maker::Placeholder;
                 let id = self.runtime.create(self.now, &name, maker, Is::Created);

@@ -132,15 +132,6 @@ pub(crate) const TURN: Duration = Duration::from_millis(250);
 /// How long anybody waits for a disk. Exits are held meanwhile.
 pub(crate) const DISK_LIMIT: Duration = Duration::from_secs(1);
 
-/// For how long a list of the runtime may have been under way when it is read. That long it is remembered what has been
-/// removed.
-pub const OLDEST_LIST: Duration = Duration::from_mins(5);
-/// NRI may tell of a container a little before the runtime lists it.
-pub(crate) const LIST_SLACK: Duration = Duration::from_secs(2);
-/// How long no hook is sent after the runtime made a container without one that it had not made with one. Somebody else
-/// may have been the reason.
-pub(crate) const REFUSAL_LASTS: Duration = Duration::from_mins(10);
-
 /// How long after the decision a plugin that comes back begins anew where containers were started behind its back. `halved`:
 /// others still run that were to end, or have not been started again.
 pub(crate) fn time_to_begin_anew(halved: bool) -> Duration {
