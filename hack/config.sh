@@ -338,6 +338,13 @@ write_commands() {
     } >"$DIR/kubelet-quick-back-off.yaml"
     write_command kubelet-quick-back-off "${kubelet[@]}" --kubeconfig="$DIR/kubelet.kubeconfig" \
         --config="$DIR/kubelet-quick-back-off.yaml"
+    # It ends its pods before the machine shuts down, if whoever listens there says so in the place of systemd's logind.
+    {
+        cat "$DIR/kubelet.yaml"
+        printf 'shutdownGracePeriod: 30s\nshutdownGracePeriodCriticalPods: 2s\n'
+    } >"$DIR/kubelet-shutdown.yaml"
+    write_command kubelet-shutdown env DBUS_SYSTEM_BUS_ADDRESS="unix:path=$DIR/logind.sock" "${kubelet[@]}" \
+        --kubeconfig="$DIR/kubelet.kubeconfig" --config="$DIR/kubelet-shutdown.yaml"
     # Without a kubeconfig it asks no API server and runs static pods only.
     write_command kubelet-standalone "${kubelet[@]}"
 }

@@ -6,7 +6,7 @@ readonly CONTAINERD_VERSIONS=(1.7.35 2.3.7 2.4.2)
 
 # The ways to run the kubelet: one node's agent, with the same directory, ports and pods.
 readonly KUBELETS=(kubelet kubelet-standalone kubelet-exclusive-cpus kubelet-evented-pleg kubelet-other-runtime
-    kubelet-without-restart-all kubelet-quick-back-off)
+    kubelet-without-restart-all kubelet-quick-back-off kubelet-shutdown)
 
 readonly DEFAULT_K8S=1.37.2
 readonly DEFAULT_CONTAINERD=2.4.2

@@ -308,6 +308,11 @@ impl Node {
         self.dir.join("other-runtime.sock")
     }
 
+    /// Where `kubelet-shutdown` looks for whoever says that the machine shuts down.
+    pub(crate) fn login_manager_socket(&self) -> PathBuf {
+        self.dir.join("logind.sock")
+    }
+
     /// Puts one way to run the kubelet in the place of another.
     pub(crate) async fn swap_kubelet(&self, from: &str, to: &str) -> Result<()> {
         self.script("kill", from).await?;

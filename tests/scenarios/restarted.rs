@@ -201,7 +201,25 @@ impl LivePod {
             })
             .await
             .context("it ran, but it did not last")?;
+        self.attempts_are_as_counted().await?;
         self.started_afresh(before).await
+    }
+
+    /// The kubelet goes on counting from the newest attempt in the runtime.
+    async fn attempts_are_as_counted(&self) -> Result<()> {
+        let containers = self.containers().await?;
+        for (name, seen) in self.recorder.current().containers {
+            let attempts = containers
+                .iter()
+                .filter(|it| it.name() == name && !it.is_placeholder());
+            let newest = attempts.map(|it| i64::from(it.attempt())).max();
+            ensure!(
+                newest == Some(i64::from(seen.restarts)),
+                "{name} was restarted {} times, and its attempt is {newest:?}",
+                seen.restarts
+            );
+        }
+        Ok(())
     }
 
     /// For restarts that the status does not tell of yet.

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use crate::pod::LivePod;
 use crate::restarted::Before;
+use crate::runtime::State;
 use crate::scenario::{Scenario, scenarios};
 use crate::shape::Shape;
 use crate::stage::Stage;
@@ -17,7 +18,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
     scenarios![Alone: exclusive_cpus_stay_exclusive]
 }
 
-/// Of two cores the first is everybody's.
+/// Of two cores the first is everybody's. What had completed before the second was taken runs again on the first alone.
 async fn exclusive_cpus_stay_exclusive(stage: Stage) -> Result<()> {
     stage.node.with_exclusive_cpus(true).await?;
     let stay = stay_exclusive(&stage).await;
@@ -27,10 +28,15 @@ async fn exclusive_cpus_stay_exclusive(stage: Stage) -> Result<()> {
 
 async fn stay_exclusive(stage: &Stage) -> Result<()> {
     for start in ["Kubelet", "Auto"] {
-        let others = Shape::never().regular("trainer").at_first(NOTE);
+        let others = Shape::on_failure()
+            .regular("trainer")
+            .at_first(NOTE)
+            .regular("loader")
+            .at_first(NOTE);
         let others = others.restarts_all("trainer", 42).started_by(start);
         let others = stage.running(others).await?;
         let cores = others.notes().await?;
+        others.stays_down("loader", 0).await?;
         let owner = Shape::never()
             .regular("trainer")
             .field("resources", exactly("1"))
@@ -51,12 +57,13 @@ async fn stay_exclusive(stage: &Stage) -> Result<()> {
 
         let left = until_taken_from(&others, &cores).await?;
         let before = Before::of(&others).await?;
-        others.restarts_all("trainer", 42).await?;
+        others.exit("trainer", 42).await?;
+        others.has_restarted_unseen(&before).await?;
         others.was_started_again_by(start)?;
         let again = others.notes_since(&before)?;
         ensure!(
-            again == [left.as_str()],
-            "{left} was left, and it has {again:?}"
+            again == [left.as_str(), left.as_str()],
+            "{left} was left, and they have {again:?}"
         );
         stage.delete_pods().await?;
     }
@@ -71,7 +78,8 @@ fn exactly(cpu: &str) -> Value {
 /// The kubelet does so every 10 s.
 async fn until_taken_from(others: &LivePod, cores: &[String]) -> Result<String> {
     let containers = others.containers().await?;
-    let container = containers.first().context("it has no container")?;
+    let running = containers.iter().find(|it| it.state() == State::Running);
+    let container = running.context("none of its containers runs")?;
     wait::until("the others have one core less", PATIENCE, async || {
         let now = allowed_cores(&container.id)?;
         Ok(if cores.contains(&now) {

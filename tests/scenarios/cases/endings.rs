@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::under;
 use crate::evidence::{self, Deed, Entry};
+use crate::logind::Logind;
 use crate::node::NATIVE;
 use crate::pod::LivePod;
 use crate::restarted::Before;
@@ -23,6 +24,8 @@ use crate::wait::PATIENCE;
 const ASKING_END: &str = r#"say "note asks"; exit 3"#;
 /// Takes its time.
 const CLEAN_END: &str = r#"sleep 6; say "note stopped"; exit 0"#;
+/// The same of a second.
+const QUICK_END: &str = r#"sleep 0.4; say "note stopped"; exit 0"#;
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
     [
@@ -36,7 +39,8 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
             "that_is_evicted_is_not_started_again",
             is_evicted,
         ),
-        scenarios![Alone: pod_that_makes_way_for_a_critical_one_keeps_its_grace_period],
+        scenarios![Alone: pod_that_makes_way_for_a_critical_one_keeps_its_grace_period,
+            pods_keep_their_grace_periods_when_the_node_shuts_down],
         kills_of_one_container(),
     ]
     .concat()
@@ -77,6 +81,36 @@ async fn pod_that_makes_way_for_a_critical_one_keeps_its_grace_period(stage: Sta
     Ok(())
 }
 
+async fn pods_keep_their_grace_periods_when_the_node_shuts_down(stage: Stage) -> Result<()> {
+    let logind = Logind::listen(&stage.node.login_manager_socket())?;
+    stage
+        .node
+        .swap_kubelet("kubelet", "kubelet-shutdown")
+        .await?;
+    let kept = shuts_down(&stage, &logind).await;
+    stage
+        .node
+        .swap_kubelet("kubelet-shutdown", "kubelet")
+        .await?;
+    kept
+}
+
+async fn shuts_down(stage: &Stage, logind: &Logind) -> Result<()> {
+    logind.until_inhibited().await?;
+    let mut pods = Vec::new();
+    for policy in [Never, Always] {
+        pods.push(stage.running(asking(Shape::new(policy))).await?);
+    }
+    logind.shuts_down(true)?;
+    for pod in &pods {
+        ends_with_grace(pod).await?;
+        let now = stage.node.pods().get_status(&pod.name).await?.status;
+        let reason = now.and_then(|it| it.reason);
+        ensure!(reason.as_deref() == Some("Terminated"), "{reason:?}");
+    }
+    logind.shuts_down(false)
+}
+
 /// For what it has written: the kubelet gives it a second (`immediateEvictionGracePeriodSeconds`,
 /// `pkg/kubelet/eviction/eviction_manager.go`).
 async fn is_evicted(stage: Stage, shape: Shape) -> Result<()> {
@@ -86,13 +120,14 @@ async fn is_evicted(stage: Stage, shape: Shape) -> Result<()> {
         .at_first("head -c 2000000 /dev/zero >/much/file")
         .on_term(ASKING_END)
         .regular("logger")
+        .on_term(QUICK_END)
         .rules(
             "trainer",
             &json!([rule("RestartAllContainers", "NotIn", &[0])]),
         );
     let pod = stage.pod(shape).await?;
     pod.until_running().await?;
-    ends(&pod, &["asks"]).await?;
+    ends_with_grace(&pod).await?;
     let now = stage.node.pods().get_status(&pod.name).await?.status;
     let reason = now.and_then(|it| it.reason);
     ensure!(reason.as_deref() == Some("Evicted"), "{reason:?}");

@@ -154,23 +154,26 @@ async fn rules_may_be_a_mapping_of_container_names(stage: Stage) -> Result<()> {
     pod.stays_down("logger", 42).await
 }
 
+/// Its examples put `exitCodes` into `when` or `onExit`, and its API into neither.
 async fn rules_may_be_yaml_in_the_form_of_the_kep(stage: Stage) -> Result<()> {
-    let yaml = "
+    for around in ["when", "onExit"] {
+        let yaml = format!(
+            "
 - action: RestartAllContainers
-  onExit:
+  {around}:
     exitCodes:
       operator: In
       values: [42]
-";
-    let shape = Shape::never()
-        .regular("trainer")
-        .regular("logger")
-        .annotation("restart-rules.reprise.dev/container.trainer", yaml);
-    stage
-        .running(shape)
-        .await?
-        .restarts_all("trainer", 42)
-        .await
+"
+        );
+        let shape = Shape::never()
+            .regular("trainer")
+            .regular("logger")
+            .annotation("restart-rules.reprise.dev/container.trainer", &yaml);
+        let pod = stage.running(shape).await?;
+        pod.restarts_all("trainer", 42).await?;
+    }
+    Ok(())
 }
 
 async fn twenty_rules_of_255_values_are_not_too_many(stage: Stage) -> Result<()> {
