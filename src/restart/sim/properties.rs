@@ -76,11 +76,17 @@ impl World {
 
     fn are_shielded(&self) -> bool {
         let plan = self.decisions.last().unwrap();
-        let there = |old: &Old| self.runtime.containers.contains_key(&old.id);
-        let members = plan
-            .members
-            .iter()
-            .filter(|it| it.old.as_ref().is_some_and(there));
+        // What the kubelet was about to start when it was decided hides the exit before as well.
+        let hidden = |it: &Member, old: &Old| {
+            let containers = self.runtime.containers.iter();
+            let mut others = containers.filter(|(id, of)| of.name == it.name && **id != old.id);
+            others.any(|(_, of)| of.is == Is::Running)
+        };
+        let shown = |it: &&Member| {
+            let old = it.old.as_ref();
+            old.is_some_and(|old| self.runtime.containers.contains_key(&old.id) && !hidden(it, old))
+        };
+        let members = plan.members.iter().filter(shown);
         let shields = members.map(|it| usize::from(it.placeholders)).sum();
         let known = self.machine().map_or(0, |it| it.leftovers().len());
         let standing = self.runtime.unstarted().min(known);

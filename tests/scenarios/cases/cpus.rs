@@ -59,7 +59,10 @@ async fn stay_exclusive(stage: &Stage) -> Result<()> {
         let before = Before::of(&others).await?;
         others.exit("trainer", 42).await?;
         others.has_restarted_unseen(&before).await?;
-        others.was_started_again_by(start)?;
+        others.restart_ended(match start {
+            "Kubelet" => "(no replay: start: Kubelet)",
+            _ => "(no replay: loader may have to run on other CPUs by now)",
+        })?;
         let again = others.notes_since(&before)?;
         ensure!(
             again == [left.as_str(), left.as_str()],

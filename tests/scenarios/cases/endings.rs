@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
+use futures::future::try_join_all;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
@@ -102,8 +103,8 @@ async fn shuts_down(stage: &Stage, logind: &Logind) -> Result<()> {
         pods.push(stage.running(asking(Shape::new(policy))).await?);
     }
     logind.shuts_down(true)?;
+    try_join_all(pods.iter().map(ends_with_grace)).await?;
     for pod in &pods {
-        ends_with_grace(pod).await?;
         let now = stage.node.pods().get_status(&pod.name).await?.status;
         let reason = now.and_then(|it| it.reason);
         ensure!(reason.as_deref() == Some("Terminated"), "{reason:?}");
