@@ -74,7 +74,7 @@ impl Before {
         self.seen_id(container).is_some_and(|id| !id.is_empty())
     }
 
-    fn seen_id(&self, container: &str) -> Option<&str> {
+    pub(crate) fn seen_id(&self, container: &str) -> Option<&str> {
         let seen = self.snapshot.containers.get(container)?;
         Some(seen.id.as_str()).filter(|id| !id.is_empty())
     }

@@ -114,13 +114,13 @@ impl Machine {
         if called && now + ENOUGH_TIME <= until {
             self.pass(now);
         } else if all_stand && (called || late) {
-            self.show();
+            self.show(|_, it| it.held_since.is_some());
         } else if !late {
             return false;
         } else if !self.last_moment {
             self.last_moment = true;
         } else if guard_stands {
-            self.show();
+            self.show(|_, it| it.held_since.is_some());
         } else {
             self.queue = None;
             self.fail(now);
@@ -158,18 +158,33 @@ impl Machine {
     }
 
     /// What has ended is released behind its shields. What is not shielded is removed: the kubelet starts what is gone.
-    fn show(&mut self) {
-        let held = self.progress.iter().filter(|it| it.held_since.is_some());
-        let olds = held.filter_map(|it| it.member.old_id()).cloned().collect();
-        self.effects.push(Effect::Release(olds));
-        self.remove_olds(|it, of| of.held_since.is_some() && it.is_exposed_in_queue(of));
-        for it in &mut self.progress {
-            if it.held_since.take().is_some() {
+    fn show(&mut self, of: impl Fn(&Self, &Progress) -> bool) {
+        let held = self.progress.iter().filter(|it| of(self, it));
+        let olds: Vec<ContainerId> = held.filter_map(|it| it.member.old_id()).cloned().collect();
+        self.remove_olds(|machine, it| of(machine, it) && machine.is_exposed_in_queue(it));
+        for id in &olds {
+            if let Some(it) = self.of_old_mut(id) {
+                it.held_since = None;
                 it.shown = true;
                 it.old = OldState::Exited;
             }
         }
+        self.effects.push(Effect::Release(olds));
         self.last_moment = false;
+    }
+
+    /// What begins anew needs the gate, and while a hook waits, a plugin that came back has none. So what is shielded is shown.
+    /// Returns whether anything is.
+    pub(super) fn show_anew(&mut self) -> bool {
+        let shielded = |it: &Self, of: &Progress| {
+            let shield = of.member.placeholders > 0 && !of.lacks_shield();
+            it.phase == Phase::Down && it.plan.again > 0 && of.old == OldState::Held && shield
+        };
+        let any = self.progress.iter().any(|it| shielded(self, it));
+        if any {
+            self.show(shielded);
+        }
+        any
     }
 
     /// How many placeholders the exit of that container needs before it may be seen, beside those that stand. While another

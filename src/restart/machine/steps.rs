@@ -23,7 +23,7 @@ impl Machine {
         self.start_at.take_if(|at| now >= *at);
         self.unseen_until.take_if(|until| late || now >= *until);
         self.exits_told_until.take_if(|until| now >= *until);
-        if !self.is_queued() && self.step_undo(now) {
+        if !self.is_queued() && (self.step_undo(now) || self.show_anew()) {
             return true;
         }
         match self.phase {

@@ -36,6 +36,7 @@ impl Pod {
             self.resume(record, now);
         } else if let Some(machine) = &mut self.machine {
             machine.relisted(&self.instances);
+            let replays = machine.phase() == Phase::Replay;
             // As the kubelet starts them: what it has begun in order is to look so.
             let members = &machine.plan().members;
             let place = |name: &ContainerName| members.iter().position(|it| it.name == *name);
@@ -49,6 +50,11 @@ impl Pod {
                         self.feed(Event::Exited(id), now);
                     }
                 }
+            }
+            // A call that failed because the runtime ended may have made one nevertheless. It has the name of what the kubelet
+            // is to make.
+            if !replays {
+                self.sweep_unstarted();
             }
         } else if sweep {
             self.sweep_leftovers();

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+use super::bout::TRIGGER;
 use super::strikes::Struck;
 use super::witness::Witness;
 use crate::evidence::Deed;
@@ -118,6 +119,9 @@ impl Case {
         if let Some((name, _)) = broken.filter(|_| must_restart || !now.is_over()) {
             return Ok(Err(format!("{name} could not be started: {}", unsettled())));
         }
+        if self.is_stale() && self.runs_anew(&containers) {
+            return Ok(Ok("restarted, and its status is stale"));
+        }
         let healthy = pod.not_running(&now).is_none();
         Ok(
             if healthy && self.before.untold_of_lasting(pod, &now).is_none() {
@@ -134,6 +138,26 @@ impl Case {
                 Err(unsettled())
             },
         )
+    }
+
+    /// Under `Never`, once the kubelet has recorded an exit, it tells nothing new of the pod until that container exits again.
+    fn is_stale(&self) -> bool {
+        let exited = |seen: &Snapshot| {
+            let trigger = seen.containers.get(TRIGGER);
+            trigger.is_some_and(|it| it.state.starts_with("exit "))
+        };
+        let seen = self.pod.seen_since(&self.before);
+        self.pod.shape.policy == RestartPolicy::Never && seen.iter().any(exited)
+    }
+
+    fn runs_anew(&self, containers: &[Container]) -> bool {
+        self.pod.shape.lasting().all(|it| {
+            let old = self.before.seen_id(it.name);
+            let mut running = containers
+                .iter()
+                .filter(|of| of.name() == it.name && of.state() == State::Running);
+            running.any(|of| old.is_none_or(|old| !of.id.starts_with(old)))
+        })
     }
 
     /// As without the plugin: a `Never` pod whose container has exited for good, and whose others run.
