@@ -71,7 +71,7 @@ fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
         .context("cannot start the async runtime")?;
     runtime.block_on(async {
         let shutdown = asked_to_stop().context("cannot watch for signals")?;
-        supervisor::run(config, launched, shutdown).await?;
+        Box::pin(supervisor::run(config, launched, shutdown)).await?;
         Ok(ExitCode::SUCCESS)
     })
 }

@@ -259,6 +259,11 @@ impl Driver {
         state.pod.wants(Task::Holds) || waiting.any(|hook| !hook.is_closed())
     }
 
+    /// Whether what runs is being stopped behind its shield.
+    pub(crate) fn hides(&self) -> bool {
+        self.wants(Task::Hide)
+    }
+
     /// Whose restarts these are.
     pub(crate) fn pod(&self) -> &PodIdentity {
         &self.pod

@@ -23,6 +23,10 @@ use crate::text;
 
 /// How long the API server may take to tell of the node's pods, where something depends on it.
 const API_LIMIT: Duration = Duration::from_secs(2);
+/// How long a plugin that was asked to end waits for kills of what the kubelet would start again without it, and between two
+/// looks.
+const HIDDEN_LIMIT: Duration = Duration::from_secs(2);
+const HIDDEN_INTERVAL: Duration = Duration::from_millis(20);
 /// How long a plugin that was asked to end says nothing of what it waits for.
 const SAY_AFTER: Duration = Duration::from_secs(2);
 /// How long it waits after that.
@@ -170,8 +174,19 @@ impl Registry {
         self.read(|entries| entries.by_sandbox.values().any(|driver| driver.holds()))
     }
 
-    /// Waits until what is being started has been. Nothing is started from then on: this process is about to end.
+    /// Waits until what is being stopped and started has been. Nothing is started from then on: this process is about to end.
     pub async fn end_starts(&self) {
+        // For a moment that is all but always shorter: others come, and nobody is to be kept from restarting for long.
+        let hidden = async {
+            while self.drivers().iter().any(|driver| driver.hides()) {
+                sleep(HIDDEN_INTERVAL).await;
+            }
+        };
+        if timeout(HIDDEN_LIMIT, hidden).await.is_err() {
+            tracing::warn!(
+                "ending although containers are being stopped behind placeholders: some may run twice"
+            );
+        }
         let mut over = pin!(self.tools.starts.end());
         if timeout(SAY_AFTER, &mut over).await.is_ok() {
             return;

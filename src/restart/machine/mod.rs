@@ -156,6 +156,12 @@ impl Machine {
         self.plan.grace_ms == 0 && (self.killed || self.plan.shields_come_first())
     }
 
+    /// Whether a container runs behind its shield.
+    pub(crate) fn hides_what_runs(&self) -> bool {
+        let hidden = |it: &Progress| it.old == OldState::Running && !it.placeholders.is_empty();
+        self.phase == Phase::Down && self.progress.iter().any(hidden)
+    }
+
     /// Whether an exit was seen that should have been shielded.
     #[cfg(test)]
     pub(crate) fn is_failing(&self) -> bool {

@@ -1034,8 +1034,13 @@ fn no_exit_that_cannot_be_held_comes_before_its_shields() {
     draft.members[1].unhooked = true;
     let mut world = World::begin(draft.settled());
     assert!(!world.log.contains(&Effect::Kill("b-0".into())));
+    assert!(!world.machine.hides_what_runs());
+    let shield = Event::PlaceholderMade("b".into(), "p".into(), MADE);
+    world.machine.handle(world.now, shield);
+    assert!(world.machine.hides_what_runs());
     world.settle();
     assert!(world.log.contains(&Effect::Kill("b-0".into())));
+    assert!(!world.machine.hides_what_runs());
 }
 
 #[test]

@@ -30,6 +30,8 @@ pub(crate) enum Task<'t> {
     Shield(&'t Generation, &'t ContainerName),
     /// One that is made like this old container may stand.
     ShieldNow(&'t ContainerId),
+    /// What runs is stopped behind its shield: the kubelet would start another one beside it, if nobody refused that.
+    Hide,
     /// This one stands, made and not started.
     Stand(&'t ContainerId),
     /// The runtime is asked whether that still stands: while exits are held NRI is not there for a plugin that came back,
@@ -66,6 +68,7 @@ impl Pod {
                 restart(&|it| it.plan().generation() == *generation && it.wants_shield(name))
             }
             Task::ShieldNow(id) => self.may_be_shielded(id),
+            Task::Hide => restart(&Machine::hides_what_runs),
             Task::Stand(id) => restart(&stands(id)),
             Task::Watch(id) => {
                 restart(&|it| it.is_holding() && stands(id)(it)) && !self.shared.gate.is_there()
