@@ -243,3 +243,26 @@ fn a_restart_is_called_off_unless_something_was_killed_for_it_and_then_there_was
     pod.finish(Outcome::CalledOff, &now).unwrap();
     assert_eq!(pod.past, past);
 }
+
+#[test]
+fn an_attempt_of_which_the_runtime_never_told_is_removed_when_a_list_has_it() {
+    let (mut pod, now) = (with_rules(Start::Kubelet), moment());
+    let a = ContainerId::from("a-0");
+    pod.created(a.clone(), Instance::running("a"));
+    assert!(pod.decide_hold(&a, Duration::ZERO, &now));
+    pod.ended(&a, Some(ExitCode(42)), &now);
+    pod.feed(Event::Called, &now);
+    pod.commands();
+    let lost = Instance {
+        maker: Maker::Replay,
+        state: InstanceState::Created,
+        attempt: crate::ids::Attempt(1),
+        ..Instance::running("a")
+    };
+    let old = Instance::running("a");
+    let found = vec![(a, old), ("a-1".into(), lost)];
+    pod.relisted(found, now.at, None, false, &now);
+    let commands = pod.commands();
+    let removes = |it: &Command| matches!(it, Command::Remove(id) if *id == "a-1".into());
+    assert!(commands.iter().any(removes), "{commands:?}");
+}
