@@ -76,24 +76,31 @@ impl World {
 
     fn are_shielded(&self) -> bool {
         let plan = self.decisions.last().unwrap();
+        let containers = &self.runtime.containers;
         // What the kubelet was about to start when it was decided hides the exit before as well.
-        let hidden = |it: &Member, old: &Old| {
-            let containers = self.runtime.containers.iter();
-            let mut others = containers.filter(|(id, of)| of.name == it.name && **id != old.id);
+        let runs_anew = |it: &Member, old: &Old| {
+            let mut others = containers
+                .iter()
+                .filter(|(id, of)| of.name == it.name && **id != old.id);
             others.any(|(_, of)| of.is == Is::Running)
         };
-        let shown = |it: &&Member| {
-            let old = it.old.as_ref();
-            old.is_some_and(|old| self.runtime.containers.contains_key(&old.id) && !hidden(it, old))
+        let leftovers = self.machine().map(Machine::leftovers).unwrap_or_default();
+        let standing = |it: &Member| {
+            let shields = leftovers.iter().filter(|(name, _)| *name == it.name);
+            shields
+                .filter(|(_, id)| containers.contains_key(id))
+                .count()
         };
-        let members = plan.members.iter().filter(shown);
-        let shields = members.map(|it| usize::from(it.placeholders)).sum();
-        let known = self.machine().map_or(0, |it| it.leftovers().len());
-        let standing = self.runtime.unstarted().min(known);
+        let is_shielded = |it: &Member| {
+            let old = it.old.as_ref();
+            let shown = old.filter(|old| containers.contains_key(&old.id) && !runs_anew(it, old));
+            shown.is_none() || standing(it) >= usize::from(it.placeholders)
+        };
         let replays = self
             .machine()
             .is_some_and(|it| it.plan().starter == Starter::Plugin && plan.back_off_ms == 0);
-        self.over.is_some() || replays || plan.way == Way::Kept || standing >= shields
+        let all = plan.members.iter().all(is_shielded);
+        self.over.is_some() || replays || plan.way == Way::Kept || all
     }
 
     /// The gate has let this one pass, if there is one.

@@ -97,12 +97,6 @@ impl Runtime {
         let attempts = self.containers.values().filter(|it| it.name == *name);
         attempts.filter(|it| it.is == Is::Running).count()
     }
-
-    /// Placeholders, and attempts that were made and wait to be started.
-    pub(super) fn unstarted(&self) -> usize {
-        let containers = self.containers.values();
-        containers.filter(|it| it.is == Is::Created).count()
-    }
 }
 
 impl World {

@@ -128,7 +128,7 @@ impl Case {
                 Ok(RESTARTED)
             } else if must_restart {
                 Err(unsettled())
-            } else if healthy {
+            } else if healthy && self.is_renewed(&now) {
                 Ok("runs on")
             } else if now.is_over() && !ran {
                 Ok(FAILED)
@@ -138,6 +138,12 @@ impl Case {
                 Err(unsettled())
             },
         )
+    }
+
+    /// Whether the status tells of the exit: its container was started again, by whomever.
+    fn is_renewed(&self, now: &Snapshot) -> bool {
+        let trigger = now.containers.get(TRIGGER).map(|it| it.id.as_str());
+        trigger != self.before.seen_id(TRIGGER)
     }
 
     /// Under `Never`, once the kubelet has recorded an exit, it tells nothing new of the pod until that container exits again.
