@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::ContainerKind;
-use crate::node::Instances;
+use crate::node::{Instance, Instances};
 use crate::plan::Plan;
 use crate::times::time_of_recording;
 use progress::{OldState, Progress};
@@ -177,6 +177,19 @@ impl Machine {
             ids.map(move |id| (it.member.name.clone(), id.clone()))
         });
         placeholders.chain(waker).collect()
+    }
+
+    /// Whether that container, which a restart made and did not start, is one of this one's, or may be: such a one is being
+    /// made.
+    pub(crate) fn expects(&self, id: &ContainerId, it: &Instance) -> bool {
+        let coming = match self.get(&it.name) {
+            Some(of) if it.is_placeholder() => of.coming > 0,
+            Some(_) => self.phase == Phase::Replay,
+            None => self.start_at.is_some(),
+        };
+        let mut progress = self.progress.iter();
+        let known = |of: &Progress| of.unstarted().any(|known| known == id);
+        coming || self.waker.as_ref() == Some(id) || progress.any(known)
     }
 
     /// Containers that are neither running again nor completed, for a log line.

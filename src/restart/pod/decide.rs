@@ -276,6 +276,9 @@ impl Pod {
         let Some(machine) = &self.machine else { return };
         let record = Arc::new(machine.record());
         let over = record.phase == Phase::Over;
+        if matches!(record.phase, Phase::Clear | Phase::Up) {
+            self.sweep_unknown();
+        }
         for effect in effects {
             tracing::debug!(pod = %self.identity.key, ?effect);
             match effect {

@@ -36,7 +36,6 @@ impl Pod {
             self.resume(record, now);
         } else if let Some(machine) = &mut self.machine {
             machine.relisted(&self.instances);
-            let replays = machine.phase() == Phase::Replay;
             // As the kubelet starts them: what it has begun in order is to look so.
             let members = &machine.plan().members;
             let place = |name: &ContainerName| members.iter().position(|it| it.name == *name);
@@ -51,11 +50,7 @@ impl Pod {
                     }
                 }
             }
-            // A call that failed because the runtime ended may have made one nevertheless. It has the name of what the kubelet
-            // is to make.
-            if !replays {
-                self.sweep_unstarted();
-            }
+            self.sweep_unknown();
         } else if sweep {
             self.sweep_leftovers();
         }
@@ -127,8 +122,23 @@ impl Pod {
         // An attempt that was left as a shield is as good as a placeholder.
         let unstarted = unstarted.filter(|(id, _)| !self.wants(Task::Stand(id)));
         let unstarted: Vec<ContainerId> = unstarted.map(|(id, _)| id.clone()).collect();
-        for id in unstarted {
-            // Whatever is heard of it until it is gone: one that was just being started is none of the next generation's.
+        self.give_up(unstarted);
+    }
+
+    /// A call that failed, because the runtime ended for one, may have made something nevertheless. It has the name of what the
+    /// kubelet is to make, or hides that it is gone.
+    pub(super) fn sweep_unknown(&mut self) {
+        let Some(machine) = &self.machine else { return };
+        let unstarted = self.instances.iter();
+        let unstarted = unstarted.filter(|(_, it)| it.is_unstarted_of_ours());
+        let unknown = unstarted.filter(|(id, it)| !machine.expects(id, it));
+        let unknown: Vec<ContainerId> = unknown.map(|(id, _)| id.clone()).collect();
+        self.give_up(unknown);
+    }
+
+    /// Whatever is heard of these until they are gone: one that was just being started is none of the next generation's.
+    fn give_up(&mut self, ids: Vec<ContainerId>) {
+        for id in ids {
             self.instances.given_up(&id);
             self.commands.push(Command::Remove(id));
         }
