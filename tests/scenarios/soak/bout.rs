@@ -105,8 +105,25 @@ impl DrawnPod {
 
 impl Bout {
     pub(super) fn kills_plugin(&self) -> bool {
-        let mut strikes = self.strikes.iter();
-        strikes.any(|strike| strike.what == Fault::PluginKilled)
+        self.strikes_any(&[Fault::PluginKilled])
+    }
+
+    pub(super) fn kills_kubelet(&self) -> bool {
+        self.strikes_any(&[Fault::KubeletKilled, Fault::KubeletTerminated])
+    }
+
+    /// Whether the kubelet may create containers meanwhile that nobody looks at.
+    pub(super) fn takes_gate_away(&self) -> bool {
+        self.strikes_any(&[
+            Fault::PluginKilled,
+            Fault::PluginTerminated,
+            Fault::PluginFrozen,
+            Fault::NriCut,
+        ])
+    }
+
+    fn strikes_any(&self, faults: &[Fault]) -> bool {
+        self.strikes.iter().any(|it| faults.contains(&it.what))
     }
 
     pub(super) fn drawn_from(seed: u64) -> Self {

@@ -27,7 +27,7 @@ pub(crate) struct Case {
     pod: Arc<LivePod>,
     before: Before,
     pub(super) witness: Witness,
-    /// The plugin is killed, and may start the containers.
+    /// The plugin is killed, and may start the containers; or the kubelet is.
     may_be_cancelled: bool,
 }
 
@@ -204,7 +204,7 @@ impl Case {
 const RESTARTED: &str = "restarted";
 const FAILED: &str = "failed";
 const LEFT_ALONE: &str = "is left alone";
-/// The plugin was killed while the runtime was starting a container for it (see the README's limits).
+/// Plugin or kubelet was killed while the runtime was starting a container for it (see the README's limits).
 const CANCELLED: &str = "failed, a start was cancelled";
 
 /// What nobody would ever take away, or what must never be.

@@ -100,7 +100,8 @@ async fn play(bout: &Bout, stage: &Stage, strikes: &Strikes) -> Result<String> {
     for (pod, drawn) in pods.iter().zip(&bout.pods) {
         let before = Before::of(pod).await?;
         let witness = Witness::of(plugin, &before.sandbox);
-        let cancelled = bout.kills_plugin() && drawn.is_replayed();
+        let replayed = drawn.is_replayed();
+        let cancelled = bout.kills_kubelet() || (replayed && bout.kills_plugin());
         cases.push(Case::new(Arc::clone(pod), before, witness, cancelled));
     }
     let asked = Instant::now();
@@ -115,7 +116,12 @@ async fn play(bout: &Bout, stage: &Stage, strikes: &Strikes) -> Result<String> {
     exited.into_iter().collect::<Result<Vec<()>>>()?;
     let struck = struck.context("the fault could not be had")?;
     let outcomes = join_all(cases.iter().map(|case| case.is_settled(&struck))).await;
-    stage.no_container_ran_twice_at_once()?;
     let words: Result<Vec<&str>> = outcomes.into_iter().collect();
-    Ok(words?.join(", "))
+    let mut words = words?.join(", ");
+    match stage.no_container_ran_twice_at_once() {
+        // What is killed behind its shield, nobody kept the kubelet from starting again (see the README's limits).
+        Err(_) if bout.takes_gate_away() => words += "; one ran twice for a moment",
+        once => once?,
+    }
+    Ok(words)
 }
