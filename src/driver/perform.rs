@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use futures::future::OptionFuture;
 use k8s_openapi::jiff::Timestamp;
-use tokio::join;
 use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -168,14 +167,17 @@ impl Driver {
         let container = order.record.plan.trigger.name.clone();
         let made = Timestamp::from_nanosecond(order.trigger_made_at.into()).unwrap_or_default();
         tokio::spawn(async move {
-            // Too late or given up: the restart is worth more than the news of it.
-            let told = timeout(ANNOUNCE_LIMIT, OptionFuture::from(told));
             let pod = &driver.pod;
-            let ends = endings.as_ref();
-            let ends = ends.map(|it| it.begun(&pod.key, &pod.uid, &container, made));
-            let mut ends = pin!(OptionFuture::from(ends));
-            let (_, in_time) = join!(told, timeout(ENDING_LIMIT, &mut ends));
-            match in_time.map(Option::flatten) {
+            let ends = async {
+                // Too late or given up: the restart is worth more than the news of it.
+                let _ = timeout(ANNOUNCE_LIMIT, OptionFuture::from(told)).await;
+                // Asked for after that: the kubelet's event is on its way while the container ends.
+                let ends = endings.as_ref();
+                let ends = ends.map(|it| it.begun(&pod.key, &pod.uid, &container, made));
+                OptionFuture::from(ends).await.flatten()
+            };
+            let mut ends = pin!(ends);
+            match timeout(ENDING_LIMIT, &mut ends).await {
                 Ok(Some(Ending::Pod)) => driver.tell(Pod::is_ending),
                 Ok(Some(Ending::Container)) => driver.tell(Pod::call_off),
                 Ok(None) => driver.feed(Event::Announced),
@@ -183,7 +185,7 @@ impl Driver {
                     tracing::debug!(pod = %pod.key, "not told in time what the kubelet is ending");
                     driver.feed(Event::Announced);
                     // The others of one that the kubelet starts again may be dead by then.
-                    if ends.await.flatten() == Some(Ending::Pod) {
+                    if ends.await == Some(Ending::Pod) {
                         driver.tell(Pod::is_ending);
                     }
                 }
