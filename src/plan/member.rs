@@ -33,6 +33,10 @@ pub struct Member {
     pub older: Vec<ContainerId>,
     /// Whether it has a startup probe, which the containers after a sidecar wait for.
     pub startup_probe: bool,
+    /// Whether it ran when the restart was decided, or has asked for it: it is to run again, whatever it has come to in a
+    /// generation before this one.
+    #[serde(default)]
+    pub is_to_run: bool,
     /// How many placeholders shield it.
     pub placeholders: u8,
 }

@@ -314,7 +314,9 @@ pub(crate) mod tests {
                         Some(Old { id, exit })
                     }
                 };
+                let ran = old.as_ref().is_some_and(|it: &Old| it.exit.is_none());
                 Member {
+                    is_to_run: ran || name == trigger,
                     name: name.into(),
                     kind,
                     restart_policy: policy.unwrap_or(RestartPolicy::Never),

@@ -77,6 +77,7 @@ impl Seen<'_> {
             old,
             name,
             startup_probe: false,
+            is_to_run: false,
             placeholders: 0,
         }
     }

@@ -278,6 +278,7 @@ fn member(name: &str, kind: ContainerKind) -> Member {
         unhooked: false,
         older: Vec::new(),
         startup_probe: false,
+        is_to_run: true,
         placeholders: 0,
     }
 }

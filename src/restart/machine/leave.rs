@@ -8,7 +8,7 @@ use super::progress::{OldState, Progress};
 use super::terms::{Effect, MOST_AGAIN, Phase};
 use crate::ids::{ContainerId, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
-use crate::plan::{Old, Starter, Way};
+use crate::plan::{Starter, Way};
 use crate::times::{LONGEST_RECORDING, STOP_LIMIT};
 
 impl Machine {
@@ -74,7 +74,8 @@ impl Machine {
 
     /// Whether it goes on as without the plugin: it was not started again, and nothing stands before it.
     pub(super) fn is_left(&self, it: &Progress) -> bool {
-        let was_to_wait = it.member.placeholders > 0;
+        let has_ended = it.member.is_to_run && it.old_has_ended();
+        let was_to_wait = it.member.placeholders > 0 || has_ended;
         let was_to_end = it.old == OldState::Running;
         self.left
             && (was_to_wait || was_to_end)
@@ -87,11 +88,10 @@ impl Machine {
     /// not start again (`ShouldContainerBeRestarted`, `pkg/kubelet/container/helpers.go`), and no status is recorded in
     /// which that runs after all.
     pub(super) fn is_halved(&self) -> bool {
-        let ran = |old: &Old| old.exit.is_none() || old.id == self.plan.trigger.container;
         let seen_for_good = |it: &Progress| {
             it.is(ContainerKind::Regular)
                 && it.member.restart_policy == RestartPolicy::Never
-                && it.member.old.as_ref().is_some_and(ran)
+                && it.member.is_to_run
                 && it.old_has_ended()
                 && self.is_left(it)
         };

@@ -95,7 +95,10 @@ impl Machine {
             // When they were made, nobody knows.
             self.let_nothing_be_seen_before(now + time_of_recording(elapsed));
         }
-        let made = self.progress.iter().filter_map(|it| it.made.clone());
+        // While no gate was there the kubelet may have started one that has been made here as well.
+        self.remove_replaced();
+        let waiting = self.progress.iter().filter(|it| !it.is_new());
+        let made = waiting.filter_map(|it| it.made.clone());
         self.effects.extend(made.map(Effect::Start));
     }
 

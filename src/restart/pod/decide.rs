@@ -177,7 +177,7 @@ impl Pod {
             self.sweep_unstarted();
         }
         let waited = now.since(before.decided_up_ms);
-        let plan = Plan {
+        let mut plan = Plan {
             id: before.id,
             condition: before.condition,
             grace_ms: before.grace_ms,
@@ -186,6 +186,10 @@ impl Pod {
             starter: Starter::Kubelet(why),
             ..self.draft(before.trigger, before.action, now)
         };
+        for member in &mut plan.members {
+            let then = before.members.iter().find(|it| it.name == member.name);
+            member.is_to_run = then.is_some_and(|it| it.is_to_run);
+        }
         self.carry_out(self.settle(plan), now);
     }
 
@@ -206,7 +210,10 @@ impl Pod {
         };
         let shape = self.shape();
         let ordered = shape.is_some();
-        let members = shape.unwrap_or_else(|| self.seen().guessed(&trigger.name));
+        let mut members = shape.unwrap_or_else(|| self.seen().guessed(&trigger.name));
+        for member in &mut members {
+            member.is_to_run = member.was_running() || member.name == trigger.name;
+        }
         let machine = self.machine.as_ref();
         Plan {
             id: RestartId(format!(
