@@ -144,6 +144,18 @@ compare_protos() {
         cargo test --locked --quiet --test wire -- --include-ignored
 }
 
+# The documents name the scenarios there are; and whoever checks that notices one too many and one too few.
+check_conformance() {
+    local list
+    list=$("$SCENARIOS" --list)
+    "$HERE/conformance.sh" check <<<"$list" || return
+    if "$HERE/conformance.sh" check <<<"$list"$'\nin_no_table (Shared)' 2>/dev/null ||
+        grep -v '^kubelet_alone_fails_a_never_pod ' <<<"$list" | "$HERE/conformance.sh" check 2>/dev/null; then
+        say "conformance.sh check finds nothing"
+        return 1
+    fi
+}
+
 main() {
     parse_options "$@"
     WORK=$(mktemp -d)
@@ -168,7 +180,7 @@ main() {
     say "building the scenarios"
     SCENARIOS=$(cargo test --locked --test scenarios --no-run --message-format=json |
         jq -r 'select(.executable != null and .target.name == "scenarios") | .executable')
-    "$SCENARIOS" --list | "$HERE/conformance.sh" check || failed=1
+    check_conformance || failed=1
 
     # One after another: their builds would only take the cores from each other.
     local versions options
