@@ -31,6 +31,8 @@ use crate::kube::{Events, Evicted, Evictions, LeaseError, Owner, OwnerError, Ver
 const CLEARED_EVERY: Duration = Duration::from_hours(1);
 /// How long anything that is done for a pod may take in all: nothing is done for another one meanwhile.
 const LIMIT: Duration = Duration::from_mins(1);
+/// How often a pod is looked at that changes between the look and its end.
+const MOST_LOOKS: usize = 5;
 /// How long the runtime and a disk may take over one log.
 const LOG_LIMIT: Duration = Duration::from_secs(2);
 
@@ -250,22 +252,14 @@ impl Resets {
         task: &Task,
         granted: &mut Option<i64>,
     ) -> Result<Prepared, Outcome> {
-        let evictions = &self.kube.evictions;
-        let pod = evictions.look(&task.pod).await.map_err(outcome)?;
-        let pod = pod.filter(|pod| is_still(pod, task, &self.terms));
-        let pod = pod.ok_or(Outcome::Changed)?;
-        let meta = &pod.metadata;
-        let controller = controller(meta.owner_references.as_deref()).ok_or(Outcome::Changed)?;
+        let pod = self.look(task).await?;
+        let owners = pod.metadata.owner_references.as_deref();
+        let controller = controller(owners).ok_or(Outcome::Changed)?;
         let owner = owner_of(&self.kube.client, &pod, controller).await?;
         if task.seen.is_silent() && !owner.is_deployment() {
             return Err(Outcome::NotMeant);
         }
-        let version = Version {
-            pod: task.pod.clone(),
-            uid: task.uid.to_string(),
-            seen: meta.resource_version.clone().unwrap_or_default(),
-        };
-        match self.end(&version, true).await {
+        match self.end(&version(task, &pod), true).await {
             Evicted::Done => {}
             refused => return Err(outcome(refused)),
         }
@@ -282,7 +276,7 @@ impl Resets {
                 let evidence = Evidence::new(task, &pod, &owner, &self.node, at, logs);
                 Ok(Prepared {
                     task: task.clone(),
-                    version,
+                    version: version(task, &pod),
                     owner,
                     stamp,
                     evidence,
@@ -334,7 +328,7 @@ impl Resets {
     async fn try_strike(&self, prepared: Prepared) -> Outcome {
         let Prepared {
             task,
-            version,
+            mut version,
             owner,
             evidence,
             ..
@@ -349,10 +343,26 @@ impl Resets {
         self.voice
             .resets(pod, uid, &owner, self.terms.method, &evidence)
             .await;
-        match self.end(&version, false).await {
-            Evicted::Away(why) => Outcome::Unanswered(why),
-            ending => outcome(ending),
+        for _ in 0..MOST_LOOKS {
+            match self.end(&version, false).await {
+                Evicted::Away(why) => return Outcome::Unanswered(why),
+                // One that crashes changes by the second.
+                Evicted::Changed => match self.look(&task).await {
+                    Ok(pod) => version = self::version(&task, &pod),
+                    Err(outcome) => return outcome,
+                },
+                ending => return outcome(ending),
+            }
         }
+        Outcome::Changed
+    }
+
+    /// That pod, if it is as bad as it was.
+    async fn look(&self, task: &Task) -> Result<Pod, Outcome> {
+        let pod = self.kube.evictions.look(&task.pod).await;
+        let pod = pod.map_err(outcome)?;
+        let pod = pod.filter(|pod| is_still(pod, task, &self.terms));
+        pod.ok_or(Outcome::Changed)
     }
 
     async fn keep(&self, evidence: Evidence) -> io::Result<PathBuf> {
@@ -425,6 +435,14 @@ async fn answered(under_way: &mut UnderWay) -> (PodUid, Result<Answer, JoinError
             (uid.clone(), answer)
         }
         None => std::future::pending().await,
+    }
+}
+
+fn version(task: &Task, pod: &Pod) -> Version {
+    Version {
+        pod: task.pod.clone(),
+        uid: task.uid.to_string(),
+        seen: pod.metadata.resource_version.clone().unwrap_or_default(),
     }
 }
 

@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use tokio::sync::Mutex;
 
 use crate::node::Node;
-use crate::wait;
+use crate::wait::{self, PATIENCE};
 
 /// What the plugin logs when the runtime has taken it in.
 const READY: &str = "connected to NRI";
@@ -273,6 +273,17 @@ impl Plugin {
     }
 
     /// SIGKILL, and the certainty that it is dead.
+    /// Waits until it hears of the API server, which a scenario may have taken away: it asks again after a pause, and knows no
+    /// spec of a pod that is made meanwhile.
+    pub(crate) async fn until_told(&self) -> Result<()> {
+        wait::until("the API server is back", PATIENCE, async || {
+            let last = self.new_log_lines("the API server is ")?.pop();
+            let away = last.filter(|line| line.contains("the API server is away"));
+            Ok(away.map_or(Ok(()), Err))
+        })
+        .await
+    }
+
     pub(crate) async fn kill(&self) -> Result<()> {
         if let Some(mut child) = self.process.lock().await.take() {
             self.log_begins()?;

@@ -244,6 +244,9 @@ impl Runner {
         if self.with_plugin && self.plugin.start().await? {
             self.plugin.until_ready(1).await?;
         }
+        if self.with_plugin {
+            self.plugin.until_told().await?;
+        }
         Ok(())
     }
 
