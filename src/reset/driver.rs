@@ -259,7 +259,8 @@ impl Resets {
         if task.seen.is_silent() && !owner.is_deployment() {
             return Err(Outcome::NotMeant);
         }
-        match self.end(&version(task, &pod), true).await {
+        let version = version_of(task, &pod);
+        match self.end(&version, true).await {
             Evicted::Done => {}
             refused => return Err(outcome(refused)),
         }
@@ -276,7 +277,7 @@ impl Resets {
                 let evidence = Evidence::new(task, &pod, &owner, &self.node, at, logs);
                 Ok(Prepared {
                     task: task.clone(),
-                    version: version(task, &pod),
+                    version,
                     owner,
                     stamp,
                     evidence,
@@ -348,7 +349,7 @@ impl Resets {
                 Evicted::Away(why) => return Outcome::Unanswered(why),
                 // One that crashes changes by the second.
                 Evicted::Changed => match self.look(&task).await {
-                    Ok(pod) => version = self::version(&task, &pod),
+                    Ok(pod) => version = version_of(&task, &pod),
                     Err(outcome) => return outcome,
                 },
                 ending => return outcome(ending),
@@ -438,7 +439,7 @@ async fn answered(under_way: &mut UnderWay) -> (PodUid, Result<Answer, JoinError
     }
 }
 
-fn version(task: &Task, pod: &Pod) -> Version {
+fn version_of(task: &Task, pod: &Pod) -> Version {
     Version {
         pod: task.pod.clone(),
         uid: task.uid.to_string(),

@@ -272,7 +272,6 @@ impl Plugin {
         Ok(self.new_log_lines(READY)?.len())
     }
 
-    /// SIGKILL, and the certainty that it is dead.
     /// Waits until it hears of the API server, which a scenario may have taken away: it asks again after a pause, and knows no
     /// spec of a pod that is made meanwhile.
     pub(crate) async fn until_told(&self) -> Result<()> {
@@ -284,6 +283,7 @@ impl Plugin {
         .await
     }
 
+    /// SIGKILL, and the certainty that it is dead.
     pub(crate) async fn kill(&self) -> Result<()> {
         if let Some(mut child) = self.process.lock().await.take() {
             self.log_begins()?;

@@ -241,13 +241,13 @@ impl Runner {
 
     /// A scenario that failed may have left it dead.
     async fn plugin_must_run(&self) -> Result<()> {
-        if self.with_plugin && self.plugin.start().await? {
+        if !self.with_plugin {
+            return Ok(());
+        }
+        if self.plugin.start().await? {
             self.plugin.until_ready(1).await?;
         }
-        if self.with_plugin {
-            self.plugin.until_told().await?;
-        }
-        Ok(())
+        self.plugin.until_told().await
     }
 
     fn stage(&self, scenario: &Scenario) -> Stage {

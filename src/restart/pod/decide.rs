@@ -177,19 +177,20 @@ impl Pod {
             self.sweep_unstarted();
         }
         let waited = now.since(before.decided_up_ms);
-        let mut plan = Plan {
+        let mut plan = self.draft(before.trigger.clone(), before.action, now);
+        for member in &mut plan.members {
+            let then = before.member(&member.name);
+            member.is_to_run = then.is_some_and(|it| it.is_to_run);
+        }
+        let plan = Plan {
             id: before.id,
             condition: before.condition,
             grace_ms: before.grace_ms,
             back_off_ms: before.back_off_ms.saturating_sub(millis(waited)),
             again: before.again + u8::from(disturbed),
             starter: Starter::Kubelet(why),
-            ..self.draft(before.trigger, before.action, now)
+            ..plan
         };
-        for member in &mut plan.members {
-            let then = before.members.iter().find(|it| it.name == member.name);
-            member.is_to_run = then.is_some_and(|it| it.is_to_run);
-        }
         self.carry_out(self.settle(plan), now);
     }
 

@@ -112,6 +112,10 @@ impl Bout {
         self.strikes_any(&[Fault::KubeletKilled, Fault::KubeletTerminated])
     }
 
+    pub(super) fn ends_runtime(&self) -> bool {
+        self.strikes_any(&[Fault::RuntimeKilled, Fault::RuntimeTerminated])
+    }
+
     /// Whether the kubelet may create containers meanwhile that nobody looks at.
     pub(super) fn takes_gate_away(&self) -> bool {
         self.strikes_any(&[

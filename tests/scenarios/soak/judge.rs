@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use super::bout::TRIGGER;
+use super::bout::{Bout, TRIGGER};
 use super::strikes::Struck;
 use super::witness::Witness;
 use crate::evidence::Deed;
@@ -47,11 +47,11 @@ impl Case {
     }
 
     /// Waits until the pod is as it is to be, and says in a word how that is.
-    pub(super) async fn is_settled(&self, struck: &Struck) -> Result<&'static str> {
+    pub(super) async fn is_settled(&self, bout: &Bout, struck: &Struck) -> Result<&'static str> {
         let pod = &self.pod;
         // A kubelet that asks a runtime which has just come back is told of exits that were held (docs/conformance.md).
         let never = pod.shape.policy == RestartPolicy::Never;
-        let told = struck.runtime_ended && never;
+        let told = bout.ends_runtime() && never;
         let must_restart = self.witness.held() && struck.back < IN_TIME && !told;
         let settled = wait::until("the pod has settled", LIMIT, async || {
             self.unsettled(must_restart).await

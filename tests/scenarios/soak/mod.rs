@@ -115,7 +115,7 @@ async fn play(bout: &Bout, stage: &Stage, strikes: &Strikes) -> Result<String> {
     );
     exited.into_iter().collect::<Result<Vec<()>>>()?;
     let struck = struck.context("the fault could not be had")?;
-    let outcomes = join_all(cases.iter().map(|case| case.is_settled(&struck))).await;
+    let outcomes = join_all(cases.iter().map(|case| case.is_settled(bout, &struck))).await;
     let words: Result<Vec<&str>> = outcomes.into_iter().collect();
     let mut words = words?.join(", ");
     match stage.no_container_ran_twice_at_once() {

@@ -27,7 +27,6 @@ pub(crate) struct Strikes {
 pub(crate) struct Struck {
     /// When plugin and runtime were there again for good, since the pods were told to exit.
     pub(super) back: Duration,
-    pub(super) runtime_ended: bool,
 }
 
 impl Strikes {
@@ -70,12 +69,7 @@ impl Strikes {
         if self.plugin.start().await? {
             back = asked.elapsed();
         }
-        let ended = [Fault::RuntimeKilled, Fault::RuntimeTerminated];
-        let runtime_ended = strikes.iter().any(|it| ended.contains(&it.what));
-        Ok(Struck {
-            back,
-            runtime_ended,
-        })
+        Ok(Struck { back })
     }
 
     async fn begin(&self, fault: Fault) -> Result<()> {
