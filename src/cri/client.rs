@@ -21,7 +21,7 @@ use super::error::CriError;
 use super::handlers;
 use super::model::{ContainerStatus, ContainerSummary, RuntimeVersion, SandboxSummary};
 use super::poststop;
-use crate::ids::{ContainerId, SandboxId};
+use crate::ids::{Attempt, ContainerId, SandboxId};
 
 /// The kubelet's limit for CRI messages (`pkg/kubelet/cri/remote`, `maxMsgSize`): lists of a busy node exceed gRPC's 4 MiB.
 const MAX_MESSAGE: usize = 16 * 1024 * 1024;
@@ -33,7 +33,7 @@ const VERBOSE_AT_ONCE: usize = 4;
 
 /// The first pause of [`Client::remove_when_exited`]; an exit is processed some 10 ms after its release.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
-/// The longest pause of [`Client::remove_when_exited`].
+/// The longest pause of [`Client::remove_when_exited`], and that of [`Client::create_container`].
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
 /// How long to wait for an answer.
@@ -235,8 +235,41 @@ impl Client {
 
     /// Makes a container without starting it. `sandbox_config` must be the one that the sandbox was made with: containerd
     /// refuses a container whose user namespace differs from it. Must not be called while an NRI handler is at work: the
-    /// runtime would wait for itself.
+    /// runtime would wait for itself. A runtime that did not answer may have made it: while that is `wanted`, it is asked
+    /// until it tells.
     pub async fn create_container(
+        &self,
+        sandbox: &SandboxId,
+        config: &api::ContainerConfig,
+        sandbox_config: &api::PodSandboxConfig,
+        wanted: impl Fn() -> bool,
+    ) -> Result<ContainerId, CriError> {
+        let created = self.create_once(sandbox, config, sandbox_config).await;
+        while created.as_ref().is_err_and(CriError::is_transient) && wanted() {
+            tokio::time::sleep(LONGEST_PAUSE).await;
+            match self.find_container(sandbox, config).await {
+                Ok(Some(id)) => return Ok(id),
+                Ok(None) => break,
+                Err(_) => {}
+            }
+        }
+        created
+    }
+
+    /// One that was made from this configuration, whose metadata and annotations no other one has.
+    async fn find_container(
+        &self,
+        sandbox: &SandboxId,
+        config: &api::ContainerConfig,
+    ) -> Result<Option<ContainerId>, CriError> {
+        let attempt = config.metadata.as_ref().map(|it| Attempt(it.attempt));
+        let mut found = self.list_containers(Some(sandbox)).await?.into_iter();
+        let found =
+            found.find(|it| Some(it.attempt) == attempt && it.annotations == config.annotations);
+        Ok(found.map(|it| it.id))
+    }
+
+    async fn create_once(
         &self,
         sandbox: &SandboxId,
         config: &api::ContainerConfig,

@@ -200,7 +200,8 @@ impl Driver {
         generation: Generation,
     ) {
         let mut said = false;
-        while self.wants(Task::Shield(&generation, &name)) && !self.tools.starts.are_ending() {
+        let wanted = || self.wants(Task::Shield(&generation, &name));
+        while wanted() && !self.tools.starts.are_ending() {
             if !self.wants(Task::ShieldNow(&like)) {
                 sleep(RETRY_INTERVAL).await;
                 continue;
@@ -210,7 +211,7 @@ impl Driver {
             let cri = &self.tools.cri;
             let made = self
                 .placeholders
-                .make(cri, &name, &like, &generation.0)
+                .make(cri, &name, &like, &generation.0, wanted)
                 .await;
             drop(turn);
             match made {

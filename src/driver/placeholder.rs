@@ -33,13 +33,14 @@ impl Placeholders {
         }
     }
 
-    /// Makes one placeholder for container `name`, shaped like its attempt `like`.
+    /// Makes one placeholder for container `name`, shaped like its attempt `like`, while that is `wanted`.
     pub(super) async fn make(
         &self,
         cri: &cri::Client,
         name: &ContainerName,
         like: &ContainerId,
         restart: &RestartId,
+        wanted: impl Fn() -> bool,
     ) -> Result<ContainerId, CriError> {
         let status = cri.container_status(like).await?;
         let sandbox = self
@@ -49,7 +50,8 @@ impl Placeholders {
         loop {
             let attempt = self.next_attempt.fetch_sub(1, Ordering::Relaxed);
             let config = config(name, attempt, &status, sandbox, restart);
-            match cri.create_container(&self.sandbox, &config, sandbox).await {
+            let made = cri.create_container(&self.sandbox, &config, sandbox, &wanted);
+            match made.await {
                 // One that a predecessor left and that is being swept.
                 Err(CriError::NameReserved { .. }) => {}
                 other => return other,

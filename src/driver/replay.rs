@@ -15,11 +15,12 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::Driver;
 use super::hosts::Hosts;
+use crate::clock;
 use crate::cri::{ContainerConfig, CriError, PodSandboxConfig};
 use crate::driver::turns::Turn;
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::{ContainerKind, PodSpec};
-use crate::node::now_ns;
+use crate::node::{self, Instance, InstanceState, Maker, now_ns};
 use crate::plan::{Plan, RestartId};
 use crate::replay::{
     Attempt, ReplayBlocker, Room, complete, has_image, have_their_cpus, images, inits_are_quick,
@@ -226,8 +227,9 @@ impl Driver {
             made.into_iter().flatten().for_each(|id| self.sweep(id));
             return Vec::new();
         }
-        for ((name, _), id) in attempts.iter().zip(made.iter().flatten()) {
-            self.tell(|pod, now| pod.attempt_made(&plan.id, name, id, took, now));
+        for ((name, attempt), id) in attempts.iter().zip(made.iter().flatten()) {
+            let it = made_of(name, attempt);
+            self.tell(|pod, now| pod.attempt_made(&plan.id, id, it, took, now));
         }
         let starting = attempts.into_iter().zip(made.into_iter().flatten());
         let starting = starting.map(async |((name, attempt), id)| {
@@ -290,12 +292,13 @@ impl Driver {
         }
         let cri = &self.tools.cri;
         let until = Instant::now() + RESERVED_LIMIT;
-        let goes_on = || Instant::now() < until && self.wants(Task::Replay(restart));
+        let wanted = || self.wants(Task::Replay(restart));
         loop {
-            let made = cri.create_container(&self.pod.sandbox, &attempt.config, sandbox);
+            let pod = &self.pod.sandbox;
+            let made = cri.create_container(pod, &attempt.config, sandbox, wanted);
             match made.await {
                 // The kubelet has asked for the same attempt, and is being refused.
-                Err(CriError::NameReserved { .. }) if goes_on() => {
+                Err(CriError::NameReserved { .. }) if Instant::now() < until && wanted() => {
                     sleep(RESERVED_INTERVAL).await;
                 }
                 made => return Ok(made?),
@@ -347,6 +350,21 @@ impl Driver {
                 tracing::debug!(link = %link.display(), %error, "no link to a container's log");
             }
         });
+    }
+}
+
+/// What was made from it, a moment ago.
+fn made_of(name: &ContainerName, attempt: &Attempt) -> Instance {
+    Instance {
+        name: name.clone(),
+        state: InstanceState::Created,
+        maker: Maker::Replay,
+        attempt: node::attempt(&attempt.config.annotations),
+        created_at: now_ns(),
+        heard_at: clock::now(),
+        started_at: None,
+        listed: false,
+        hooked: None,
     }
 }
 

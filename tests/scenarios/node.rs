@@ -335,8 +335,7 @@ impl Node {
         let mut dead = Vec::new();
         for component in COMPONENTS {
             if !self.is_alive(component)? {
-                let log = self.dir.join("log").join(component).with_extension("log");
-                let log = std::fs::read_to_string(log).unwrap_or_default();
+                let log = self.log(component);
                 let end: Vec<&str> = log.lines().rev().take(10).collect();
                 let end: Vec<&str> = end.into_iter().rev().collect();
                 dead.push(format!("{component} has ended:\n{}", end.join("\n")));
@@ -345,6 +344,12 @@ impl Node {
         }
         ensure!(dead.is_empty(), "{}", dead.join("\n"));
         Ok(())
+    }
+
+    /// All that a component has written, also before it was started anew.
+    pub(crate) fn log(&self, component: &str) -> String {
+        let log = self.dir.join("log").join(component).with_extension("log");
+        std::fs::read_to_string(log).unwrap_or_default()
     }
 
     fn is_alive(&self, component: &str) -> Result<bool> {

@@ -81,17 +81,54 @@ async fn every_class_of_error_comes_over_the_wire() {
 }
 
 async fn create(client: &Client) -> Result<ContainerId, CriError> {
+    create_while(client, || true).await
+}
+
+async fn create_while(client: &Client, wanted: impl Fn() -> bool) -> Result<ContainerId, CriError> {
     let config = api::ContainerConfig {
-        metadata: Some(api::ContainerMetadata {
-            name: "app".into(),
-            attempt: 3,
-        }),
+        metadata: Some(third_of_app()),
         ..Default::default()
     };
-    let sandbox = SandboxId::from("s1");
+    let (sandbox, sandbox_config) = (SandboxId::from("s1"), api::PodSandboxConfig::default());
     client
-        .create_container(&sandbox, &config, &api::PodSandboxConfig::default())
+        .create_container(&sandbox, &config, &sandbox_config, wanted)
         .await
+}
+
+fn third_of_app() -> api::ContainerMetadata {
+    api::ContainerMetadata {
+        name: "app".into(),
+        attempt: 3,
+    }
+}
+
+#[tokio::test]
+async fn a_container_that_was_made_without_an_answer_is_found() {
+    let fake = Fake::start();
+    let client = fake.client();
+    let lose_answer = || {
+        let lost = [
+            Status::unavailable("error reading from server: EOF"),
+            Status::unavailable("there is no such socket"),
+        ];
+        fake.answers().failures.extend(lost);
+    };
+    lose_answer();
+    let error = create(&client).await.unwrap_err();
+    assert!(matches!(error, CriError::Away { .. }), "{error}");
+
+    fake.answers().containers.push(api::Container {
+        id: "made".into(),
+        pod_sandbox_id: "s1".into(),
+        metadata: Some(third_of_app()),
+        ..Default::default()
+    });
+    lose_answer();
+    let error = create_while(&client, || false).await.unwrap_err();
+    assert!(matches!(error, CriError::Away { .. }), "{error}");
+    fake.answers().failures.clear();
+    lose_answer();
+    assert_eq!(create(&client).await.unwrap().as_str(), "made");
 }
 
 #[tokio::test]

@@ -345,20 +345,26 @@ impl Pod {
         }
     }
 
-    /// The next attempt of that container was made by a replay, which took so long. If it is wanted no longer, nobody else
+    /// The next attempt of a container was made by a replay, which took so long. If it is wanted no longer, nobody else
     /// knows of it.
     pub(crate) fn attempt_made(
         &mut self,
         restart: &RestartId,
-        name: &ContainerName,
         id: &ContainerId,
+        attempt: Instance,
         took: Duration,
         now: &Moment,
     ) {
-        if self.wants(Task::Replay(restart)) {
-            self.feed(Event::Made(name.clone(), id.clone(), took), now);
-        } else {
-            self.commands.push(Command::Remove(id.clone()));
+        if !self.wants(Task::Replay(restart)) {
+            return self.commands.push(Command::Remove(id.clone()));
+        }
+        let name = attempt.name.clone();
+        let unheard = self.instances.insert(id.clone(), attempt);
+        self.feed(Event::Made(name.clone(), id.clone(), took), now);
+        if unheard {
+            // NRI was cut meanwhile. Nobody would tell how it ends, and its hook is told not to wait.
+            let why = "NRI did not tell of its creation".to_owned();
+            self.feed(Event::NotReplayed(name, why), now);
         }
     }
 

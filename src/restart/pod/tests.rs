@@ -200,8 +200,8 @@ fn a_replayed_init_container_that_asks_again_is_heard_also_if_its_hook_is_faster
     pod.feed(Event::Recovered(Ok(())), &now);
     let restart = pod.plan().unwrap().id.clone();
     assert!(pod.wants(Task::Replay(&restart)));
-    pod.attempt_made(&restart, &"i".into(), &new, Duration::ZERO, &now);
     pod.created(new.clone(), Instance::running("i"));
+    pod.attempt_made(&restart, &new, Instance::running("i"), Duration::ZERO, &now);
     pod.started(&new, &now);
 
     assert!(pod.decide_hold(&new, Duration::ZERO, &now));

@@ -30,6 +30,8 @@ pub(super) enum Fault {
     Slow(Kind, Ms),
     /// They fail for that long from the beginning.
     Down(Kind, Ms),
+    /// The next one is done, and the runtime ends before it answers.
+    Lost(Kind),
 }
 
 /// Kubelets that differ in what is played here.
@@ -192,6 +194,7 @@ fn any_fault() -> impl Strategy<Value = Fault> {
         0 => Fault::Once(kind),
         1 => Fault::Slow(kind, long / 2),
         2 => Fault::Down(kind, long),
+        3 => Fault::Lost(kind),
         _ => Fault::None,
     })
 }
@@ -293,15 +296,17 @@ pub(super) fn any_case() -> impl Strategy<Value = Case> {
     // Last, so that what was drawn before stays what it was.
     let cut = seldom((0u64..5000, 20u64..12_000));
     let late = 0u64..60;
-    // About when a back-off ends.
+    // About when a back-off ends, and when the pod's turn comes.
     let then = 0u64..500;
-    let last = (cut, late, then);
+    let at_turn = seldom(0u64..1000);
+    let last = (cut, late, then, at_turn);
     (any_pod(), exits, around, luck, last).prop_map(|(pod, exits, around, luck, last)| {
-        let (cut, late, then) = last;
+        let (cut, late, then, at_turn) = last;
         let (own_exit, again, init_fails, back_off, grace, probe, replay, turn, tells) = exits;
         let (spec_known, api, (kubelet, inspecting), fault, deaths, deleted, nudges, collected) =
             around;
         let then = back_off.map(|long| (long + then).saturating_sub(400));
+        let at_turn = turn.zip(at_turn).map(|(turn, after)| turn + after);
         Case {
             own_exit: own_exit.map(|(at, when, code)| (at.index(pod.containers.len()), when, code)),
             again,
@@ -324,7 +329,7 @@ pub(super) fn any_case() -> impl Strategy<Value = Case> {
             deaths,
             cut,
             deleted,
-            nudges: nudges.into_iter().chain(then).collect(),
+            nudges: nudges.into_iter().chain(then).chain(at_turn).collect(),
             collected,
             late,
             luck,

@@ -61,6 +61,11 @@ const MUST_BE_REACHED: &[&str] = &[
     "a call fails: Remove in Clear",
     "a call fails: Remove in Shielded",
     "a call fails: Remove in Up",
+    "an answer is lost: Kill in Down",
+    "an answer is lost: Make in Down",
+    "an answer is lost: Make in Replay",
+    "an answer is lost: Remove in Clear",
+    "an answer is lost: Remove in Shielded",
     "over: Completed",
     "over: Deleted",
     "over: InitFailed",
@@ -126,6 +131,7 @@ enum Job {
     Call(u32, Call),
     Retry(u32, Call),
     Made(u32, ContainerName, ContainerId, Generation),
+    AttemptMade(u32, usize, ContainerName, ContainerId),
 }
 
 impl Job {
@@ -143,7 +149,8 @@ impl Job {
             | Self::Verify(epoch, _)
             | Self::Call(epoch, _)
             | Self::Retry(epoch, _)
-            | Self::Made(epoch, ..) => Some(*epoch),
+            | Self::Made(epoch, ..)
+            | Self::AttemptMade(epoch, ..) => Some(*epoch),
             _ => None,
         }
     }
@@ -342,6 +349,7 @@ impl World {
             Job::Call(_, call) => self.carry_out_call(call),
             Job::Retry(_, call) => self.retry(call),
             Job::Made(_, name, id, generation) => self.stands(name, id, &generation),
+            Job::AttemptMade(_, batch, name, id) => self.attempt_answered(batch, name, Some(id)),
         }
     }
 
@@ -420,6 +428,18 @@ impl World {
             Fault::Down(kind, long) => self.is_about(call, kind) && self.now < BEGIN + long,
             _ => false,
         }
+    }
+
+    /// Whether its answer is lost.
+    fn loses(&mut self, call: &Call) -> bool {
+        let kind = call.kind();
+        let lost = matches!(self.case.fault, Fault::Lost(it) if it == kind) && self.connected();
+        if lost {
+            self.case.fault = Fault::None;
+            let stage = self.stage();
+            self.reach(format!("an answer is lost: {kind:?} in {stage}"));
+        }
+        lost
     }
 
     fn note_failure(&mut self, call: &Call) {

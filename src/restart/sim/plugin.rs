@@ -41,7 +41,7 @@ pub(super) struct Plugin {
 struct Batch {
     generation: Generation,
     missing: usize,
-    made: Vec<(ContainerName, ContainerId)>,
+    made: Vec<ContainerId>,
     failed: Option<ContainerName>,
 }
 
@@ -668,7 +668,7 @@ impl World {
         };
         batch.missing -= 1;
         match made {
-            Some(id) => batch.made.push((name, id)),
+            Some(id) => batch.made.push(id),
             None => batch.failed = Some(name),
         }
         if batch.missing > 0 {
@@ -680,16 +680,19 @@ impl World {
             if self.wants(Task::Replay(&restart)) {
                 self.feed(Event::NotReplayed(name, "it fails".into()));
             }
-            for (_, id) in made {
+            for id in made {
                 self.sweep(id);
             }
             return;
         }
-        for (name, id) in &made {
-            let took = Duration::ZERO;
-            self.tell(|pod, now| pod.attempt_made(&restart, name, id, took, now));
+        for id in &made {
+            let Some(container) = self.runtime.containers.get(id) else {
+                continue;
+            };
+            let (attempt, took) = (self.instance(container), Duration::ZERO);
+            self.tell(|pod, now| pod.attempt_made(&restart, id, attempt, took, now));
         }
-        for (_, id) in made {
+        for id in made {
             let starting = self.upto(100);
             self.after(starting, Job::Replayed(self.epoch, id));
         }

@@ -275,6 +275,9 @@ impl World {
             self.note_failure(&call);
             return self.after(100, Job::Retry(self.epoch, call));
         }
+        if self.loses(&call) {
+            return self.lose(call);
+        }
         match call {
             Call::Kill(id) => match self.runtime.containers.get(&id).map(|it| it.is) {
                 None => self.answer_kill(Event::Gone(id.clone()), &id),
@@ -334,5 +337,32 @@ impl World {
                 }
             }
         }
+    }
+
+    /// It is done, and the runtime ends before it answers: NRI is cut with it. What was to be made is found when it is back.
+    fn lose(&mut self, call: Call) {
+        let away = self.upto(3000);
+        self.cut(away);
+        let mut make = |name, maker| self.runtime.create(self.now, name, maker, Is::Created);
+        let next = match &call {
+            Call::Make(name, _, generation) => {
+                let id = make(name, Maker::Placeholder);
+                Job::Made(self.epoch, name.clone(), id, generation.clone())
+            }
+            Call::Replay(name, batch, _) => {
+                let id = make(name, Maker::Replay);
+                Job::AttemptMade(self.epoch, *batch, name.clone(), id)
+            }
+            Call::Kill(id) => {
+                self.exit(id, KILLED);
+                Job::Retry(self.epoch, call)
+            }
+            Call::Remove(id) => {
+                let containers = &mut self.runtime.containers;
+                containers.retain(|it, of| it != id || of.seen() == InstanceState::Running);
+                Job::Retry(self.epoch, call)
+            }
+        };
+        self.after(away, next);
     }
 }

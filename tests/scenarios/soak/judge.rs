@@ -1,6 +1,6 @@
 //! What must be true of a pod after a bout.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,13 +22,19 @@ const LIMIT: Duration = Duration::from_mins(1);
 /// Plugin and runtime, if they are back by then, find the hooks waiting: they give up after 8 s.
 const IN_TIME: Duration = Duration::from_secs(7);
 
+/// Whose starts may be cancelled in the middle.
+#[derive(Clone, Copy)]
+pub(super) struct Cancelled {
+    pub(super) plugins: bool,
+    pub(super) kubelets: bool,
+}
+
 /// A pod whose trigger exits, and what is known of it.
 pub(crate) struct Case {
     pod: Arc<LivePod>,
     before: Before,
     pub(super) witness: Witness,
-    /// The plugin is killed, and may start the containers; or the kubelet is.
-    may_be_cancelled: bool,
+    cancelled: Cancelled,
 }
 
 impl Case {
@@ -36,13 +42,13 @@ impl Case {
         pod: Arc<LivePod>,
         before: Before,
         witness: Witness,
-        may_be_cancelled: bool,
+        cancelled: Cancelled,
     ) -> Self {
         Self {
             pod,
             before,
             witness,
-            may_be_cancelled,
+            cancelled,
         }
     }
 
@@ -115,7 +121,9 @@ impl Case {
         let ran = containers.iter().any(|it| it.state() == State::Running);
         let mut broken = now.containers.iter();
         let broken = broken.find(|(_, seen)| seen.state.contains("StartError"));
-        if broken.is_some() && self.may_be_cancelled && now.is_over() && !ran {
+        // The others may go on (see the README's limits).
+        let ended = (now.is_over() && !ran) || self.is_left_alone(&now);
+        if ended && self.has_cancelled_start(broken.is_some()) {
             return Ok(Ok(CANCELLED));
         }
         // One that has failed, because nobody held its exits any more, has failed by whatever was last.
@@ -141,6 +149,26 @@ impl Case {
                 Err(unsettled())
             },
         )
+    }
+
+    /// Whether the runtime was starting a container for somebody who was killed: by its own words. One that ended in the middle
+    /// of it says nothing.
+    fn has_cancelled_start(&self, broken: bool) -> bool {
+        let Cancelled { plugins, kubelets } = self.cancelled;
+        let log = self.pod.node.log("containerd");
+        let created = format!(
+            "CreateContainer within sandbox \\\"{}\\\"",
+            self.before.sandbox
+        );
+        let created = log.lines().filter(|line| line.contains(&created));
+        let ids = created.filter_map(|line| line.rsplit("\\\"").nth(1));
+        let ids: BTreeSet<&str> = ids.collect();
+        let mut failures = log
+            .lines()
+            .filter_map(|line| line.split_once("StartContainer for \\\""))
+            .filter(|(_, failure)| failure.contains("context canceled"));
+        let cancelled = failures.any(|(_, failure)| ids.iter().any(|id| failure.starts_with(id)));
+        (cancelled && (plugins || kubelets)) || (broken && kubelets)
     }
 
     /// Whether the status tells of the exit: its container was started again, by whomever.
@@ -207,8 +235,8 @@ impl Case {
 const RESTARTED: &str = "restarted";
 const FAILED: &str = "failed";
 const LEFT_ALONE: &str = "is left alone";
-/// Plugin or kubelet was killed while the runtime was starting a container for it (see the README's limits).
-const CANCELLED: &str = "failed, a start was cancelled";
+/// Plugin, kubelet or runtime ended while the runtime was starting a container for it (see the README's limits).
+const CANCELLED: &str = "a start was cancelled";
 
 /// What nobody would ever take away, or what must never be.
 fn litter(containers: &[Container]) -> Option<String> {

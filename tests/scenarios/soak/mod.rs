@@ -22,7 +22,7 @@ use crate::restarted::Before;
 use crate::runner::Tally;
 use crate::stage::Stage;
 use bout::{Bout, TRIGGER};
-use judge::Case;
+use judge::{Cancelled, Case};
 use strikes::Strikes;
 use witness::Witness;
 
@@ -100,8 +100,10 @@ async fn play(bout: &Bout, stage: &Stage, strikes: &Strikes) -> Result<String> {
     for (pod, drawn) in pods.iter().zip(&bout.pods) {
         let before = Before::of(pod).await?;
         let witness = Witness::of(plugin, &before.sandbox);
-        let replayed = drawn.is_replayed();
-        let cancelled = bout.kills_kubelet() || (replayed && bout.kills_plugin());
+        let cancelled = Cancelled {
+            plugins: drawn.is_replayed() && bout.kills_plugin(),
+            kubelets: bout.kills_kubelet() || bout.ends_runtime(),
+        };
         cases.push(Case::new(Arc::clone(pod), before, witness, cancelled));
     }
     let asked = Instant::now();
