@@ -115,8 +115,8 @@ pub(crate) const EVENT_LIMIT: Duration = Duration::from_millis(300);
 pub(crate) const ANNOUNCE_LIMIT: Duration = Duration::from_millis(150);
 /// The same for the answer whether the kubelet is ending the pod, whose containers would lose their grace period.
 pub(crate) const ENDING_LIMIT: Duration = Duration::from_millis(400);
-/// How often the runtime is asked about a placeholder of whose removal nobody would tell.
-pub(crate) const SHIELDS_INTERVAL: Duration = Duration::from_millis(200);
+/// How often the runtime is asked about a container of whose removal, or end, nobody would tell.
+pub(crate) const UNTOLD_INTERVAL: Duration = Duration::from_millis(200);
 /// Between two tries of a call that failed.
 pub(crate) const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// How soon an attempt is asked for again whose name the runtime has reserved for somebody else, who is being refused.

@@ -21,7 +21,7 @@ use crate::policy::Action;
 use crate::report::Story;
 use crate::restart::machine::{Effect, Event, Outcome};
 use crate::restart::pod::{Command, Order, Pod, Saying, Task};
-use crate::times::{ANNOUNCE_LIMIT, ENDING_LIMIT, REMOVE_LIMIT, RETRY_INTERVAL, SHIELDS_INTERVAL};
+use crate::times::{ANNOUNCE_LIMIT, ENDING_LIMIT, REMOVE_LIMIT, RETRY_INTERVAL, UNTOLD_INTERVAL};
 
 impl Driver {
     /// Carries out what has been decided since the last time, and releases what is held no longer: together and now, for
@@ -45,7 +45,7 @@ impl Driver {
                 Command::AskManifest(trigger, action, path) => {
                     self.ask_manifest(trigger, action, path);
                 }
-                Command::WatchShield(id) => drop(tokio::spawn(Arc::clone(self).watch_shield(id))),
+                Command::Watch(id) => drop(tokio::spawn(Arc::clone(self).watch(id))),
                 Command::Say(saying) => self.say(state, saying),
             }
         }
@@ -240,10 +240,13 @@ impl Driver {
         self.tell(|pod, now| pod.placeholder_not_made(name, &generation, now));
     }
 
-    async fn watch_shield(self: Arc<Self>, id: ContainerId) {
-        while self.wants(Task::Watch(&id)) {
+    async fn watch(self: Arc<Self>, id: ContainerId) {
+        loop {
+            sleep(UNTOLD_INTERVAL).await;
+            if !self.wants(Task::Watch(&id)) {
+                return;
+            }
             Arc::clone(&self).verify(id.clone()).await;
-            sleep(SHIELDS_INTERVAL).await;
         }
     }
 

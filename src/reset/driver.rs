@@ -24,7 +24,7 @@ use super::terms::{Method, Terms};
 use super::voice::Voice;
 use crate::clock::Clock;
 use crate::cri;
-use crate::ids::{ContainerId, PodKey, PodUid};
+use crate::ids::{ContainerId, PodUid};
 use crate::kube::{Events, Evicted, Evictions, LeaseError, Owner, OwnerError, Version, owner_of};
 
 /// Between two looks for evidence that is too old.
@@ -172,7 +172,7 @@ impl Resets {
                 }
                 Deed::Tell(pod, uid, notice) => self.voice.tell(&pod, &uid, &notice),
                 Deed::Prepare(task) => {
-                    let uid = task.uid.clone();
+                    let uid = task.seen.uid.clone();
                     let task = tokio::spawn(async move {
                         if saved {
                             this.prepare(*task).await
@@ -183,7 +183,7 @@ impl Resets {
                     *under_way = Some((uid, task));
                 }
                 Deed::Strike(uid) => {
-                    let ready = prepared.take().filter(|it| it.task.uid == uid);
+                    let ready = prepared.take().filter(|it| it.task.seen.uid == uid);
                     let task = tokio::spawn(async move {
                         let outcome = match ready {
                             Some(ready) => this.carry_out(ready, saved).await,
@@ -194,11 +194,10 @@ impl Resets {
                     *under_way = Some((uid, task));
                 }
                 Deed::Withdraw(uid) => {
-                    let ready = prepared.take().filter(|it| it.task.uid == uid);
+                    let ready = prepared.take().filter(|it| it.task.seen.uid == uid);
                     let task = tokio::spawn(async move {
                         if let Some(ready) = ready {
-                            let Task { pod, uid, .. } = &ready.task;
-                            this.kube.give_back(pod, uid, ready.stamp).await;
+                            this.kube.give_back(&ready.task.seen, ready.stamp).await;
                         }
                         (Outcome::Changed, None)
                     });
@@ -218,40 +217,41 @@ impl Resets {
 
     /// What comes to nothing gives back what was reserved.
     async fn carry_out(&self, ready: Prepared, saved: bool) -> Outcome {
-        let (pod, uid) = (ready.task.pod.clone(), ready.task.uid.clone());
-        let stamp = ready.stamp;
+        let (seen, stamp) = (ready.task.seen.clone(), ready.stamp);
         let outcome = if saved {
             self.strike(ready).await
         } else {
             not_saved()
         };
         if !matches!(outcome, Outcome::Done | Outcome::Unanswered(_)) {
-            self.kube.give_back(&pod, &uid, stamp).await;
+            self.kube.give_back(&seen, stamp).await;
         }
         outcome
     }
 
     /// Finds out whether the pod may go, what there is to know of it, and reserves that.
     async fn prepare(&self, task: Task) -> Answer {
-        let mut granted = None;
-        match timeout(LIMIT, self.try_prepare(&task, &mut granted)).await {
-            Ok(Ok(prepared)) => (Outcome::Reserved, Some(prepared)),
-            Ok(Err(outcome)) => (outcome, None),
-            Err(_) => {
-                if let Some(stamp) = granted {
-                    self.kube.give_back(&task.pod, &task.uid, stamp).await;
-                }
-                (Outcome::Away(late()), None)
-            }
-        }
+        let reserved = timeout(LIMIT, self.reserve(&task)).await;
+        let reserved = reserved.unwrap_or_else(|_| Err(Outcome::Away(late())));
+        let (pod, owner, version, stamp) = match reserved {
+            Ok(reserved) => reserved,
+            Err(outcome) => return (outcome, None),
+        };
+        let logs = self.logs(&pod, &task).await;
+        let at = Timestamp::now().to_string();
+        let evidence = Evidence::new(&task, &pod, &owner, &self.node, at, logs);
+        let prepared = Prepared {
+            task,
+            version,
+            owner,
+            stamp,
+            evidence,
+        };
+        (Outcome::Reserved, Some(prepared))
     }
 
-    /// `granted`: the stamp of what was reserved, also if that does not come to its end.
-    async fn try_prepare(
-        &self,
-        task: &Task,
-        granted: &mut Option<i64>,
-    ) -> Result<Prepared, Outcome> {
+    /// The pod as it is, who would make a new one, and the stamp of what was reserved.
+    async fn reserve(&self, task: &Task) -> Result<(Pod, Owner, Version, i64), Outcome> {
         let pod = self.look(task).await?;
         let owners = pod.metadata.owner_references.as_deref();
         let controller = controller(owners).ok_or(Outcome::Changed)?;
@@ -266,23 +266,11 @@ impl Resets {
         }
         let claim = Claim {
             owner: owner.uid.clone(),
-            namespace: task.pod.namespace.clone(),
-            pod: task.uid.to_string(),
+            namespace: task.seen.key.namespace.clone(),
+            pod: task.seen.uid.to_string(),
         };
         match self.kube.reservations.ask(&claim, &self.terms).await? {
-            Verdict::Granted { stamp } => {
-                *granted = Some(stamp);
-                let logs = self.logs(&pod, task).await;
-                let at = Timestamp::now().to_string();
-                let evidence = Evidence::new(task, &pod, &owner, &self.node, at, logs);
-                Ok(Prepared {
-                    task: task.clone(),
-                    version,
-                    owner,
-                    stamp,
-                    evidence,
-                })
-            }
+            Verdict::Granted { stamp } => Ok((pod, owner, version, stamp)),
             Verdict::Wait { wait, why } => Err(Outcome::Wait(wait, why)),
             Verdict::GivenUp { wait, resets } => Err(Outcome::GivenUp(wait, resets, owner)),
         }
@@ -292,12 +280,12 @@ impl Resets {
     async fn logs(&self, pod: &Pod, task: &Task) -> BTreeMap<String, Vec<String>> {
         let mut logs = BTreeMap::new();
         for (name, ids) in evidence::attempts(pod, task.container.as_str()) {
-            match timeout(LOG_LIMIT, self.log(&ids, &task.uid)).await {
+            match timeout(LOG_LIMIT, self.log(&ids, &task.seen.uid)).await {
                 Ok(Some(lines)) => {
                     logs.insert(name, lines);
                 }
                 Ok(None) => {
-                    tracing::debug!(pod = %task.pod, container = name, "its log cannot be read");
+                    tracing::debug!(pod = %task.seen.key, container = name, "its log cannot be read");
                 }
                 Err(_) => break,
             }
@@ -334,7 +322,7 @@ impl Resets {
             evidence,
             ..
         } = prepared;
-        let (pod, uid) = (&task.pod, &task.uid);
+        let (pod, uid) = (&task.seen.key, &task.seen.uid);
         match self.keep(evidence.clone()).await {
             Ok(path) => {
                 tracing::info!(%pod, path = %path.display(), "kept what is known of the pod");
@@ -360,7 +348,7 @@ impl Resets {
 
     /// That pod, if it is as bad as it was.
     async fn look(&self, task: &Task) -> Result<Pod, Outcome> {
-        let pod = self.kube.evictions.look(&task.pod).await;
+        let pod = self.kube.evictions.look(&task.seen.key).await;
         let pod = pod.map_err(outcome)?;
         let pod = pod.filter(|pod| is_still(pod, task, &self.terms));
         pod.ok_or(Outcome::Changed)
@@ -399,7 +387,8 @@ impl Kube {
     }
 
     /// Gives back what was reserved for a pod, unless it ends after all: by an earlier strike of which nothing was heard, say.
-    async fn give_back(&self, pod: &PodKey, uid: &PodUid, stamp: i64) {
+    async fn give_back(&self, of: &Sighting, stamp: i64) {
+        let (pod, uid) = (&of.key, &of.uid);
         let given_back = async {
             let found = self.evictions.look(pod).await.ok().flatten();
             let meta = found.map(|found| found.metadata);
@@ -441,8 +430,8 @@ async fn answered(under_way: &mut UnderWay) -> (PodUid, Result<Answer, JoinError
 
 fn version_of(task: &Task, pod: &Pod) -> Version {
     Version {
-        pod: task.pod.clone(),
-        uid: task.uid.to_string(),
+        pod: task.seen.key.clone(),
+        uid: task.seen.uid.to_string(),
         seen: pod.metadata.resource_version.clone().unwrap_or_default(),
     }
 }
@@ -487,62 +476,4 @@ impl From<ReservationError> for Outcome {
 }
 
 #[cfg(test)]
-mod tests {
-    use http::{Method, Request, Response};
-    use kube::client::Body;
-    use serde_json::{Value, json};
-    use tower_test::mock::pair;
-
-    use super::*;
-
-    const LEDGER: &str = "hard-resets.reprise.dev";
-
-    /// What is left of what was reserved for pod `u`, if that is how it is found.
-    async fn left(pod: Option<Value>) -> Value {
-        let (service, mut server) = pair::<Request<Body>, Response<Body>>();
-        let kube = Kube::new(Client::new(service, "default"), "node-1");
-        let entries = r#"[{"owner":"d","namespace":"n","pod":"u","granted":[1]}]"#;
-        let mut lease = json!({"metadata": {"name": "l", "annotations": {LEDGER: entries}}});
-        let key = PodKey {
-            namespace: "n".into(),
-            name: "p".into(),
-        };
-        let serve = async {
-            while let Some((request, send)) = server.next_request().await {
-                let (parts, body) = request.into_parts();
-                if parts.method == Method::PUT {
-                    let body = body.collect_bytes().await.unwrap();
-                    lease = serde_json::from_slice(&body).unwrap();
-                }
-                let missing = json!({"status": "Failure", "code": 404, "reason": "NotFound"});
-                let (code, body) = match &pod {
-                    _ if parts.uri.path().ends_with("leases/reprise-hard-resets") => (200, &lease),
-                    Some(pod) => (200, pod),
-                    None => (404, &missing),
-                };
-                let answer = Response::builder()
-                    .status(code)
-                    .header("Date", "Thu, 26 Nov 2026 10:53:26 GMT");
-                let body = Body::from(body.to_string().into_bytes());
-                send.send_response(answer.body(body).unwrap());
-            }
-        };
-        tokio::select! {
-            () = async { kube.give_back(&key, &"u".into(), 1).await } => {}
-            () = serve => {}
-        }
-        let kept = lease["metadata"]["annotations"][LEDGER].as_str();
-        serde_json::from_str(kept.unwrap()).unwrap()
-    }
-
-    #[tokio::test]
-    async fn what_was_reserved_for_a_pod_that_stays_is_given_back() {
-        let stays = json!({"metadata": {"name": "p", "uid": "u"}});
-        assert_eq!(left(Some(stays)).await, json!([]));
-        let ends = json!({"metadata": {"uid": "u", "deletionTimestamp": "2026-01-01T00:00:00Z"}});
-        let other = json!({"metadata": {"name": "p", "uid": "v"}});
-        for gone in [None, Some(ends), Some(other)] {
-            assert_eq!(left(gone).await[0]["pod"], "u");
-        }
-    }
-}
+mod tests;

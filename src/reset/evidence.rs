@@ -66,8 +66,8 @@ impl Evidence {
         // What cannot be written as JSON is left out: the deletion of a pod is not delayed for that.
         let value = |it: Result<Value, serde_json::Error>| it.unwrap_or_default();
         Self {
-            pod: task.pod.to_string(),
-            uid: task.uid.to_string(),
+            pod: task.seen.key.to_string(),
+            uid: task.seen.uid.to_string(),
             node: node.to_owned(),
             owner: owner.to_string(),
             at,

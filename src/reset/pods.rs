@@ -70,15 +70,13 @@ pub(super) enum Deed {
 /// A pod to be reset.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Task {
-    pub(super) pod: PodKey,
-    pub(super) uid: PodUid,
+    /// What that goes by.
+    pub(super) seen: Sighting,
     /// The container that has ended most often, and how often.
     pub(super) container: ContainerName,
     pub(super) exits: u32,
     /// What is remembered of it.
     pub(super) record: Record,
-    /// What that goes by.
-    pub(super) seen: Sighting,
 }
 
 /// What has come of a deed.
@@ -411,12 +409,10 @@ impl Pods {
         let (container, exits) = record.worst(&self.terms, now)?;
         let container = container.clone();
         Some(Task {
-            pod: record.pod.clone(),
-            uid: uid.clone(),
+            seen,
             container,
             exits,
             record,
-            seen,
         })
     }
 

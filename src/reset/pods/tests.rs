@@ -87,7 +87,7 @@ impl Node {
     fn prepares(&mut self) -> Option<String> {
         let deeds = self.pods.poll(&self.clock.moment());
         deeds.into_iter().find_map(|deed| match deed {
-            Deed::Prepare(task) => Some(task.uid.to_string()),
+            Deed::Prepare(task) => Some(task.seen.uid.to_string()),
             _ => None,
         })
     }
@@ -709,7 +709,7 @@ proptest! {
             for deed in deeds {
                 if let Deed::Prepare(task) = deed {
                     prop_assert!(busy.is_none());
-                    busy = uids.iter().position(|uid| *uid == task.uid.as_str());
+                    busy = uids.iter().position(|uid| *uid == task.seen.uid.as_str());
                 }
             }
             // Whoever waits is woken, or has nothing to wait for.

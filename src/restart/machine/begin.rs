@@ -53,9 +53,9 @@ impl Machine {
         self.exits_told_until = before.exits_told_until;
         self.making = before.making;
         for (name, id) in before.leftovers() {
-            // One that is older than the attempt that runs shields nothing.
+            // One that is older than the attempt that runs shields nothing. Of those before it, some may still be there.
             let old = self.get(&name).and_then(|it| it.member.old_id());
-            if old.is_some_and(|old| before.replaces(old)) {
+            if old.is_some_and(|old| before.plan.knew(old)) {
                 let until = before.untrusted_until(&id);
                 self.add_placeholder(&name, id, until);
             } else {

@@ -31,8 +31,8 @@ pub(crate) enum Command {
     Verify(ContainerId),
     /// Ask whether the manifest is still there, and then call [`super::Pod::manifest_asked`].
     AskManifest(Trigger, Action, PathBuf),
-    /// See to it that it is heard when this placeholder is removed: there is no NRI that tells.
-    WatchShield(ContainerId),
+    /// See to it that it is heard what becomes of this container, which is made and not started: nobody tells.
+    Watch(ContainerId),
     /// Say what people should know.
     Say(Saying),
 }

@@ -144,10 +144,10 @@ impl Pod {
         }
     }
 
-    /// Nobody tells of its removal.
-    pub(super) fn watch(&mut self, shield: ContainerId) {
-        if self.wants(Task::Watch(&shield)) {
-            self.commands.push(Command::WatchShield(shield));
+    /// Nobody tells what becomes of it.
+    pub(super) fn watch(&mut self, id: ContainerId) {
+        if self.wants(Task::Watch(&id)) {
+            self.commands.push(Command::Watch(id));
         }
     }
 

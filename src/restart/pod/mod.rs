@@ -169,7 +169,8 @@ impl Pod {
         }
         let spec = self.spec.as_deref();
         self.requests.note(&id, &instance, &self.instances, spec);
-        self.instances.insert(id, instance);
+        self.instances.insert(id.clone(), instance);
+        self.watch(id);
         self.say_what_is_unhooked();
     }
 

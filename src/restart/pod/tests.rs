@@ -210,6 +210,32 @@ fn a_replayed_init_container_that_asks_again_is_heard_also_if_its_hook_is_faster
 }
 
 #[test]
+fn what_the_kubelet_makes_in_a_restart_is_asked_about_until_it_runs() {
+    let (mut pod, now) = (with_rules(Start::Kubelet), moment());
+    let [old, new, late] = ["a-0", "a-1", "a-2"].map(ContainerId::from);
+    let made = || Instance {
+        state: InstanceState::Created,
+        ..Instance::running("a")
+    };
+    let asks = |pod: &mut Pod| {
+        let mut commands = pod.commands().into_iter();
+        commands.any(|it| matches!(it, Command::Watch(_)))
+    };
+    pod.created(old.clone(), made());
+    assert!(!asks(&mut pod), "no restart is under way");
+    pod.started(&old, &now);
+    assert!(pod.decide_hold(&old, Duration::ZERO, &now));
+    pod.ended(&old, Some(ExitCode(42)), &now);
+    pod.created(new.clone(), made());
+    assert!(asks(&mut pod) && pod.wants(Task::Watch(&new)));
+    pod.started(&new, &now);
+    assert!(!pod.wants(Task::Watch(&new)));
+    pod.created(late.clone(), made());
+    pod.ended(&late, Some(ExitCode(128)), &now);
+    assert!(!pod.wants(Task::Watch(&late)), "its start has failed");
+}
+
+#[test]
 fn a_pod_that_the_kubelet_is_ending_is_let_go_and_nothing_of_it_is_restarted() {
     let (mut pod, now) = (with_rules(Start::Auto), moment());
     let (a, i) = (ContainerId::from("a-0"), ContainerId::from("i-0"));

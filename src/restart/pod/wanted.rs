@@ -2,7 +2,7 @@
 
 use super::Pod;
 use crate::ids::{ContainerId, ContainerName};
-use crate::node::InstanceState;
+use crate::node::{InstanceState, Maker};
 use crate::plan::{Generation, RestartId};
 use crate::restart::machine::{Machine, Phase};
 
@@ -34,8 +34,8 @@ pub(crate) enum Task<'t> {
     Hide,
     /// This one stands, made and not started.
     Stand(&'t ContainerId),
-    /// The runtime is asked whether that still stands: while exits are held NRI is not there for a plugin that came back,
-    /// and does not tell what others remove.
+    /// The runtime is asked what becomes of that. A placeholder others may remove: while exits are held, NRI is not there to
+    /// tell a plugin that came back. What the kubelet has made ends without having been started if that fails.
     Watch(&'t ContainerId),
     /// The runtime is asked whether this one, which was to stop, has ended.
     End(&'t ContainerId),
@@ -71,7 +71,11 @@ impl Pod {
             Task::Hide => restart(&Machine::hides_what_runs),
             Task::Stand(id) => restart(&stands(id)),
             Task::Watch(id) => {
-                restart(&|it| it.is_holding() && stands(id)(it)) && !self.shared.gate.is_there()
+                let instance = self.instances.get(id);
+                let waits = instance.filter(|it| it.state == InstanceState::Created);
+                let kubelets = waits.is_some_and(|it| it.maker == Maker::Kubelet);
+                let untold = kubelets || !self.shared.gate.is_there();
+                untold && restart(&|it| kubelets || (it.is_holding() && stands(id)(it)))
             }
             Task::End(id) => {
                 let state = self.instance(id).map(|it| it.state);

@@ -441,7 +441,7 @@ impl World {
                 self.after(asking, Job::Verify(self.epoch, id));
             }
             Command::AskManifest(..) => unreachable!("no pod here is static"),
-            Command::WatchShield(_) | Command::Say(_) => {}
+            Command::Watch(_) | Command::Say(_) => {}
         }
     }
 
