@@ -72,7 +72,7 @@ pub(crate) const BURST_LIMIT: Duration = Duration::from_mins(3);
 
 /// What vanishes wakes the kubelet only if it had been seen to run (`generateEvents`, pkg/kubelet/pleg/generic.go). It
 /// relists a second after it has finished the relist before, from 1.36 on also after each sync that started something.
-/// Where that takes longer, the patch of the pod's condition wakes it.
+/// Where that takes longer, it sees it in its next sync: up to 15 s after one that failed.
 pub(crate) const RELIST_INTERVAL: Duration = Duration::from_millis(1500);
 /// The kubelet lists a pod's containers and then asks for the state of each (`getPodContainerStatuses`,
 /// pkg/kubelet/kuberuntime). If it had listed before what shields an exit was there, and asked after the release, it would

@@ -1,6 +1,7 @@
 //! How much of one pod is done at once: each call makes the runtime run processes, and a pod may have hundreds of containers.
 
 use std::pin::pin;
+use std::time::Duration;
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
@@ -9,6 +10,9 @@ use crate::times::TURN;
 
 /// Calls of one kind.
 const AT_ONCE: usize = 8;
+/// As many as a pod of three containers needs: where more are under way they delay each other, and the kubelet no longer when
+/// they are over.
+const USUAL: u32 = 4;
 
 /// The calls of one pod, by kind: none waits for calls that wait for it.
 #[derive(Debug)]
@@ -32,6 +36,13 @@ impl Bounds {
     pub(super) async fn to_make(&self) -> SemaphorePermit<'_> {
         let turn = self.making.acquire().await;
         turn.expect("nobody closes it")
+    }
+
+    /// What a call that took so long, and has its turn still, says of the node.
+    pub(super) fn of_usual(&self, took: Duration) -> Duration {
+        let under_way = AT_ONCE - self.making.available_permits();
+        let under_way = u32::try_from(under_way).unwrap_or(USUAL);
+        took * USUAL / under_way.max(USUAL)
     }
 
     pub(super) async fn kill<T>(&self, call: impl Future<Output = T>) -> T {
@@ -83,6 +94,16 @@ mod tests {
         }))
         .await;
         assert_eq!(most.get(), 8);
+    }
+
+    #[tokio::test]
+    async fn calls_of_one_pod_that_delay_each_other_say_that_of_no_node() {
+        let (bounds, took) = (Bounds::new(), Duration::from_millis(160));
+        let mut turns = Vec::new();
+        for expected in [160, 160, 160, 160, 128, 106, 91, 80] {
+            turns.push(bounds.to_make().await);
+            assert_eq!(bounds.of_usual(took).as_millis(), expected);
+        }
     }
 
     #[tokio::test(start_paused = true)]

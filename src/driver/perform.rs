@@ -213,10 +213,10 @@ impl Driver {
                 .placeholders
                 .make(cri, &name, &like, &generation.0, wanted)
                 .await;
+            let took = self.bounds.of_usual(began.elapsed());
             drop(turn);
             match made {
                 Ok(id) => {
-                    let took = began.elapsed();
                     let stands = self.tell(|pod, now| {
                         pod.placeholder_made(name.clone(), id, &generation, took, now)
                     });

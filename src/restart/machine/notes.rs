@@ -104,11 +104,13 @@ impl Machine {
         }
         self.stopped(id);
         self.waker.take_if(|waker| waker == id);
+        let mut lost = None;
         for index in 0..self.progress.len() {
             let it = &mut self.progress[index];
             it.older.remove(id);
             if it.made.take_if(|made| made == id).is_some() {
                 it.missed_until = None;
+                lost.get_or_insert_with(|| it.member.name.clone());
             }
             let shield = it.placeholders.remove(id).is_some();
             // Whoever tidies up on a node takes what was never started for dead. Another takes its place, also just
@@ -121,6 +123,9 @@ impl Machine {
                 }
                 self.effects.extend(shields);
             }
+        }
+        if let Some(name) = lost.filter(|_| self.phase == Phase::Replay) {
+            self.give_up(format!("{name}: its attempt is gone"), now);
         }
     }
 

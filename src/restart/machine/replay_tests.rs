@@ -122,6 +122,18 @@ fn a_replay_that_fails_falls_back() {
 }
 
 #[test]
+fn a_replay_whose_attempt_vanishes_before_its_start_falls_back() {
+    let mut world = replay(RestartPolicy::Never, FULL);
+    reach_replay(&mut world);
+    let made = Event::Made("i".into(), "i-1".into(), MAKING);
+    world.handle(made);
+    assert!(world.machine.is_to_start(&"i-1".into()));
+    world.handle(Event::Gone("i-1".into()));
+    let falls_back = |it: &Effect| matches!(it, Effect::FallBack(_));
+    assert!(world.log.iter().any(falls_back));
+}
+
+#[test]
 fn one_that_is_not_down_in_time_is_left_to_the_kubelet_while_there_is_time_for_shields() {
     let mut world = replay(RestartPolicy::Never, PLAIN);
     world.handle(Event::Recovered(Ok(())));

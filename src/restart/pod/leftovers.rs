@@ -137,7 +137,7 @@ impl Pod {
     }
 
     /// Whatever is heard of these until they are gone: one that was just being started is none of the next generation's.
-    fn give_up(&mut self, ids: Vec<ContainerId>) {
+    pub(super) fn give_up(&mut self, ids: Vec<ContainerId>) {
         for id in ids {
             self.instances.given_up(&id);
             self.commands.push(Command::Remove(id));

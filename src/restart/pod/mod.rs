@@ -359,13 +359,10 @@ impl Pod {
         if !self.wants(Task::Replay(restart)) {
             return self.commands.push(Command::Remove(id.clone()));
         }
-        let name = attempt.name.clone();
-        let unheard = self.instances.insert(id.clone(), attempt);
-        self.feed(Event::Made(name.clone(), id.clone(), took), now);
-        if unheard {
+        self.feed(Event::Made(attempt.name.clone(), id.clone(), took), now);
+        if self.instances.insert(id.clone(), attempt) {
             // NRI was cut meanwhile. Nobody would tell how it ends, and its hook is told not to wait.
-            let why = "NRI did not tell of its creation".to_owned();
-            self.feed(Event::NotReplayed(name, why), now);
+            self.give_up([id.clone()].into());
         }
     }
 

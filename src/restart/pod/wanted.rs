@@ -83,7 +83,7 @@ impl Pod {
             }
             Task::Recover(id) => restart(&|it| is_of(it, id) && it.may_replay()),
             Task::Replay(id) => restart(&|it| is_of(it, id) && it.phase() == Phase::Replay),
-            Task::Start(id) => restart(&|it| it.is_to_start(id)),
+            Task::Start(id) => !self.instances.is_gone(id) && restart(&|it| it.is_to_start(id)),
             Task::Code(id) => {
                 let lacks = self.lacks_code(id);
                 lacks && (self.is_held(id) || restart(&|it| it.ends(id)))

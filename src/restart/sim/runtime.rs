@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Call, Job, Ms, World};
+use super::{BEGIN, Call, Job, Ms, World};
 use crate::exit_hold;
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::ContainerKind;
@@ -343,6 +343,7 @@ impl World {
     fn lose(&mut self, call: Call) {
         let away = self.upto(3000);
         self.cut(away);
+        self.case.cut.get_or_insert((self.now - BEGIN, away));
         let mut make = |name, maker| self.runtime.create(self.now, name, maker, Is::Created);
         let next = match &call {
             Call::Make(name, _, generation) => {
