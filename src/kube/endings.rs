@@ -1,7 +1,7 @@
 //! Whether the kubelet is ending a pod by itself (eviction, preemption, `activeDeadlineSeconds`, the node's shutdown), or one
 //! container, to start it again (a liveness probe, a new image, a resize).
 //!
-//! The pod's status says nothing of it until all containers are dead (`mergePodStatus`,
+//! The pod's phase says nothing of it until all containers are dead (`mergePodStatus`,
 //! `pkg/kubelet/status/status_manager.go`). But before the kubelet stops a container, it publishes an event
 //! (`killContainer`, `pkg/kubelet/kuberuntime/kuberuntime_container.go`), of all containers of a pod at once if it ends the
 //! pod; and with a reason in it if it ends a container only to start it again: because a probe has failed, for one.
