@@ -11,7 +11,7 @@ use super::strikes::Struck;
 use super::witness::Witness;
 use crate::evidence::Deed;
 use crate::pod::LivePod;
-use crate::recorder::Snapshot;
+use crate::recorder::{Seen, Snapshot};
 use crate::restarted::{Before, TWO_RELISTS};
 use crate::runtime::{Container, State, describe};
 use crate::shape::{Kind, RestartPolicy};
@@ -27,6 +27,8 @@ const IN_TIME: Duration = Duration::from_secs(7);
 pub(super) struct Cancelled {
     pub(super) plugins: bool,
     pub(super) kubelets: bool,
+    /// Everything that it was doing, then.
+    pub(super) runtimes: bool,
 }
 
 /// A pod whose trigger exits, and what is known of it.
@@ -113,7 +115,7 @@ impl Case {
         if pod.plugin.record_file(&self.before.sandbox).exists() {
             return Ok(Err("a restart is on record".to_owned()));
         }
-        let now = pod.recorder.current();
+        let now = self.with_forgotten_codes(pod.recorder.current());
         let unsettled = || format!("{now}\n{}", describe(&containers));
         if let Some((kind, _)) = now.restarting.iter().find(|(_, told)| told.status) {
             return Ok(Err(format!("{kind} is True: {}", unsettled())));
@@ -154,7 +156,9 @@ impl Case {
     /// Whether the runtime was starting a container for somebody who was killed: by its own words. One that ended in the middle
     /// of it says nothing.
     fn has_cancelled_start(&self, broken: bool) -> bool {
-        let Cancelled { plugins, kubelets } = self.cancelled;
+        let Cancelled {
+            plugins, kubelets, ..
+        } = self.cancelled;
         let log = self.pod.node.log("containerd");
         let created = format!(
             "CreateContainer within sandbox \\\"{}\\\"",
@@ -169,6 +173,19 @@ impl Case {
             .filter(|(_, failure)| failure.contains("context canceled"));
         let cancelled = failures.any(|(_, failure)| ids.iter().any(|id| failure.starts_with(id)));
         (cancelled && (plugins || kubelets)) || (broken && kubelets)
+    }
+
+    /// A runtime that ends while it takes note of an exit has forgotten its code. The kubelet needs that of an init container no
+    /// longer when what follows it runs.
+    fn with_forgotten_codes(&self, mut now: Snapshot) -> Snapshot {
+        for init in self.pod.shape.of_kind(Kind::Init) {
+            let seen = now.containers.get_mut(init.name);
+            let forgotten = |it: &&mut Seen| self.cancelled.runtimes && it.state == FORGOTTEN;
+            if let Some(seen) = seen.filter(forgotten) {
+                seen.state = "exit 0 (forgotten)".to_owned();
+            }
+        }
+        now
     }
 
     /// Whether the status tells of the exit: its container was started again, by whomever.
@@ -231,6 +248,8 @@ impl Case {
         Ok(())
     }
 }
+
+const FORGOTTEN: &str = "exit 255 (Unknown)";
 
 const RESTARTED: &str = "restarted";
 const FAILED: &str = "failed";
