@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use anyhow::{Context, Result, bail};
 use hyper_util::rt::TokioIo;
 use prost::Message;
+use serde_json::Value;
 use tokio::net::UnixStream;
 use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
@@ -200,17 +201,22 @@ impl Runtime {
         self.call("ContainerStatus", request).await
     }
 
-    /// Paths of the poststop hooks in the container's OCI configuration.
-    pub(crate) async fn poststop_hooks(&self, container_id: &str) -> Result<Vec<String>> {
+    /// All that the runtime says of a container: what it was made from, its OCI configuration.
+    pub(crate) async fn info(&self, container_id: &str) -> Result<Value> {
         let response = self.status(container_id, true).await?;
         let info = response
             .info
             .get("info")
             .context("the runtime's verbose status has no field info")?;
-        let info: serde_json::Value = serde_json::from_str(info)?;
+        Ok(serde_json::from_str(info)?)
+    }
+
+    /// Paths of the poststop hooks in the container's OCI configuration.
+    pub(crate) async fn poststop_hooks(&self, container_id: &str) -> Result<Vec<String>> {
+        let info = self.info(container_id).await?;
         let hooks = info.pointer("/runtimeSpec/hooks/poststop");
         Ok(hooks
-            .and_then(serde_json::Value::as_array)
+            .and_then(Value::as_array)
             .into_iter()
             .flatten()
             .filter_map(|hook| hook["path"].as_str().map(str::to_owned))

@@ -398,6 +398,7 @@ impl World {
         self.note_plan();
         if releases && self.wants(Task::Queue) {
             self.reach("it is shown while it waits");
+            self.excuse_exposed();
         } else if releases {
             self.judge_release();
         }

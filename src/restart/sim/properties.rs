@@ -61,6 +61,22 @@ impl World {
         }
     }
 
+    /// What is shown while the pod waits is removed where its shields take too long, and may be seen before it is gone.
+    pub(super) fn excuse_exposed(&mut self) {
+        let leftovers = self.machine().map(Machine::leftovers).unwrap_or_default();
+        let lacks = |it: &Member, old: &Old| {
+            let stands = leftovers.iter().filter(|(name, _)| *name == it.name);
+            let ended = self.runtime.containers.get(&old.id);
+            ended.is_some_and(|it| matches!(it.is, Is::Stopped(_)))
+                && stands.count() < usize::from(it.placeholders)
+        };
+        let plan = self.decisions.last();
+        let mut members = plan.into_iter().flat_map(|plan| &plan.members);
+        let lacks = members.any(|it| it.old.as_ref().is_some_and(|old| lacks(it, old)));
+        let slow = self.case.delays(Kind::Make);
+        self.excuse(slow && lacks, "it is shown without all its shields");
+    }
+
     /// With a grace period, shields wait for the ends.
     pub(super) fn shields_may_be_late(&self) -> bool {
         let stops_are_slow = self.case.grace > 0 && self.case.delays(Kind::Kill);

@@ -23,6 +23,7 @@ mod jobs;
 mod kubelet;
 mod late;
 mod launched;
+mod likeness;
 mod many_containers;
 mod namespaces;
 mod never;
@@ -73,6 +74,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         restart_pod::scenarios(),
         probes::scenarios(),
         replay::scenarios(),
+        likeness::scenarios(),
         relists::scenarios(),
         volumes::scenarios(),
         devices::scenarios(),
