@@ -196,9 +196,10 @@ impl Case {
 
     /// Under `Never`, once the kubelet has recorded an exit, it tells nothing new of the pod until that container exits again.
     fn is_stale(&self) -> bool {
+        let regulars = || self.pod.shape.of_kind(Kind::Regular);
         let exited = |seen: &Snapshot| {
-            let trigger = seen.containers.get(TRIGGER);
-            trigger.is_some_and(|it| it.state.starts_with("exit "))
+            let mut regulars = regulars().filter_map(|it| seen.containers.get(it.name));
+            regulars.any(|it| it.state.starts_with("exit "))
         };
         let seen = self.pod.seen_since(&self.before);
         self.pod.shape.policy == RestartPolicy::Never && seen.iter().any(exited)
