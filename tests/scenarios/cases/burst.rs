@@ -33,9 +33,9 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         thirty_on_failure_pods_restart_at_once,
         thirty_always_pods_restart_at_once,
     ]));
-    scenarios.extend(telling_nodes_apart(scenarios![Undisturbed:
+    scenarios.extend(taking_long(telling_nodes_apart(scenarios![Undisturbed:
         fifteen_never_pods_are_replayed_at_once_on_a_runtime_that_is_ten_times_slower,
-    ]));
+    ])));
     scenarios
 }
 
