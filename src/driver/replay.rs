@@ -324,12 +324,28 @@ impl Driver {
             return Err(ReplayError::Unwanted);
         }
         let mut start = pin!(self.tools.cri.start_container(id));
-        loop {
+        let result = loop {
             match timeout(EVENT_LIMIT, &mut start).await {
-                Ok(result) => return Ok(result?),
+                Ok(result) => break result,
                 Err(_) => Arc::clone(self).verify(id.clone()).await,
             }
+        };
+        match result {
+            Err(error) if error.is_transient() && self.has_started(id).await => Ok(()),
+            result => Ok(result?),
         }
+    }
+
+    /// Whether a runtime that did not answer has started it all the same. It is asked until it tells.
+    async fn has_started(&self, id: &ContainerId) -> bool {
+        while self.wants(Task::Start(id)) {
+            match self.tools.cri.container_status(id).await {
+                Ok(status) => return status.started_at > 0,
+                Err(error) if error.is_transient() => sleep(RETRY_INTERVAL).await,
+                Err(_) => return false,
+            }
+        }
+        false
     }
 
     /// Leaves the traces that people look for.

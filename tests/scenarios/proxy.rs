@@ -32,6 +32,8 @@ pub(crate) enum Fault {
     Always,
     /// None is ever answered.
     Hang,
+    /// All are done, and nobody hears of it.
+    Lost,
     /// The runtime hears of them that much later.
     Late(Duration),
 }
@@ -178,6 +180,11 @@ async fn answer(
         Some(Fault::Once | Fault::Always) => {
             // The code that runtimes give to most failures.
             Ok(Status::unknown("made to fail").into_http())
+        }
+        Some(Fault::Lost) => {
+            // Done when it is answered.
+            let _ = runtime.oneshot(request.map(Body::new)).await;
+            Ok(Status::unavailable("made to be lost").into_http())
         }
         Some(Fault::Late(_)) | None => match runtime.oneshot(request.map(Body::new)).await {
             Ok(response) => Ok(response),

@@ -249,7 +249,8 @@ impl Machine {
         })
     }
 
-    /// Whether a container runs that the gate would not have admitted.
+    /// Whether a container runs, or an init container has run, that the gate would not have admitted: the kubelet goes on from
+    /// there.
     pub(super) fn intruded(&self) -> bool {
         let may_run = |it: &Progress| match self.phase {
             // It has seen the sidecars run, and starts them again by itself.
@@ -257,9 +258,11 @@ impl Machine {
             Phase::Up => self.is_turn_of(it),
             _ => false,
         };
-        let mut running = self.progress.iter().filter(|it| it.running().is_some());
+        let begun =
+            |it: &&Progress| it.running().is_some() || (it.is(ContainerKind::Init) && it.is_new());
+        let mut begun = self.progress.iter().filter(begun);
         let keeps_order = self.plan.way != Way::Shielded && self.phase != Phase::Replay;
-        keeps_order && running.any(|it| !may_run(it))
+        keeps_order && begun.any(|it| !may_run(it))
     }
 
     /// Whether the kubelet has begun with the first init container since the restart was decided: it has recorded what it

@@ -223,15 +223,16 @@ impl Machine {
                 self.set_old(&id, OldState::Exited);
                 self.shield_in_queue();
             }
-            Event::Ended(name, id, code) => self.ended(&name, &id, code, now),
+            Event::Ended(name, id, code) => {
+                self.ended(&name, &id, code, now);
+                self.look_for_intruders(now);
+            }
             Event::Gone(id) => self.gone(&id, now),
             Event::PlaceholderMade(name, id, took) => self.placeholder_made(&name, id, took, now),
             Event::NotMade(name) => self.comes_no_more(&name),
             Event::Started(name, id) => {
                 self.started(&name, id, now);
-                if self.intruded() {
-                    self.again(true, now);
-                }
+                self.look_for_intruders(now);
             }
             Event::Deleted => {
                 // A pod that could only fail has: that is the end that it came to.
@@ -243,6 +244,12 @@ impl Machine {
         }
         self.advance(now);
         self.take_effects()
+    }
+
+    fn look_for_intruders(&mut self, now: Instant) {
+        if self.intruded() {
+            self.again(true, now);
+        }
     }
 
     fn take_effects(&mut self) -> Vec<Effect> {

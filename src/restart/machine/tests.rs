@@ -741,6 +741,23 @@ fn a_container_that_starts_out_of_order_makes_it_begin_anew_but_not_for_ever() {
 }
 
 #[test]
+fn an_init_container_that_has_run_out_of_order_makes_it_begin_anew_as_well() {
+    let shape: Shape<'_> = &[("i", Init, DONE), ("j", Init, DONE), ("a", Regular, RUNS)];
+    for (ended, anew) in [("i", false), ("j", true)] {
+        let mut world = all(RestartPolicy::Never, shape, "a");
+        world.settle();
+        assert_eq!(world.admit_create("a"), Verdict::NotYet);
+        world.settle();
+        assert_eq!(world.machine.phase(), Phase::Up);
+        // NRI was away: nobody heard that it began.
+        let id = format!("{ended}-1").as_str().into();
+        let ended = Event::Ended(ended.into(), id, Some(ExitCode::SUCCESS));
+        let effects = world.machine.handle(world.now, ended);
+        assert_eq!(effects.contains(&Effect::Again), anew);
+    }
+}
+
+#[test]
 fn a_placeholder_that_the_kubelet_collects_is_made_again() {
     let mut world = all(RestartPolicy::Never, PLAIN, "a");
     let of_a = |it: &Event| matches!(it, Event::PlaceholderMade(name, ..) if *name == "a".into());

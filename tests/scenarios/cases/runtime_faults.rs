@@ -40,7 +40,10 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
             survive_a_failure(stage, method, kinds)
         }));
     }
-    scenarios.extend(scenarios![Alone: a_replay_whose_creating_fails_once_is_the_kubelets]);
+    scenarios.extend(scenarios![Alone:
+        a_replay_whose_creating_fails_once_is_the_kubelets,
+        pods_restart_once_although_no_answer_is_heard,
+    ]);
     for (happens, fault) in [("fails", Fault::Always), ("hangs", Fault::Hang)] {
         for (doing, method) in [
             ("stopping", "StopContainer"),
@@ -106,6 +109,36 @@ async fn a_replay_whose_creating_fails_once_is_the_kubelets(stage: Stage) -> Res
     fall_back(stage, "CreateContainer", Fault::Once).await
 }
 
+/// Nothing is done twice because nobody said that it was done.
+async fn pods_restart_once_although_no_answer_is_heard(stage: Stage) -> Result<()> {
+    let proxy = through_proxy(&stage).await?;
+    let changes = [
+        "CreateContainer",
+        "StartContainer",
+        "StopContainer",
+        "RemoveContainer",
+    ];
+    for start in ["Kubelet", "Auto"] {
+        let shapes = ALL.iter().map(|kind| (kind.shape)().started_by(start));
+        let pods = try_join_all(shapes.map(|shape| stage.running(shape))).await?;
+        for method in changes {
+            proxy.breaks(method, Fault::Lost);
+        }
+        for pod in pods {
+            pod.restarts_all("trainer", 42).await?;
+            pod.was_started_again_by(start)?;
+        }
+        for method in changes {
+            let met = proxy.mends(method);
+            ensure!(
+                met > 0 || (start, method) == ("Kubelet", "StartContainer"),
+                "nobody called {method}"
+            );
+        }
+    }
+    Ok(())
+}
+
 /// One after another: the hold is too short for all at once to fall back on a runtime that does not answer.
 async fn fall_back(stage: Stage, method: &'static str, fault: Fault) -> Result<()> {
     let proxy = through_proxy(&stage).await?;
@@ -117,7 +150,9 @@ async fn fall_back(stage: Stage, method: &'static str, fault: Fault) -> Result<(
         let restart = UnderWay::of(pod).await?;
         let UnderWay { pod, before } = &restart;
         match fault {
-            Fault::Once | Fault::Always | Fault::Late(_) => pod.has_restarted(before).await?,
+            Fault::Once | Fault::Always | Fault::Lost | Fault::Late(_) => {
+                pod.has_restarted(before).await?
+            }
             // In ten seconds the kubelet may collect what it counts restarts by.
             Fault::Hang => pod.has_recovered(before).await?,
         }
