@@ -267,9 +267,8 @@ impl Driver {
         name: &ContainerName,
         error: &ReplayError,
     ) {
-        if self.wants(Task::Replay(restart)) {
-            self.feed(Event::NotReplayed(name.clone(), error.to_string()));
-        }
+        let (name, why) = (name.clone(), error.to_string());
+        self.tell(|pod, now| pod.not_replayed(restart, name, why, now));
     }
 
     async fn make(
@@ -338,14 +337,15 @@ impl Driver {
 
     /// Whether a runtime that did not answer has started it all the same. It is asked until it tells.
     async fn has_started(&self, id: &ContainerId) -> bool {
-        while self.wants(Task::Start(id)) {
+        loop {
             match self.tools.cri.container_status(id).await {
                 Ok(status) => return status.started_at > 0,
-                Err(error) if error.is_transient() => sleep(RETRY_INTERVAL).await,
+                Err(error) if error.is_transient() && self.wants(Task::Start(id)) => {
+                    sleep(RETRY_INTERVAL).await;
+                }
                 Err(_) => return false,
             }
         }
-        false
     }
 
     /// Leaves the traces that people look for.

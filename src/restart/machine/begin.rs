@@ -52,6 +52,7 @@ impl Machine {
     fn take_over(&mut self, before: &Self) {
         self.exits_told_until = before.exits_told_until;
         self.making = before.making;
+        self.take_over_strays(before);
         for (name, id) in before.leftovers() {
             // One that is older than the attempt that runs shields nothing. Of those before it, some may still be there.
             let old = self.get(&name).and_then(|it| it.member.old_id());

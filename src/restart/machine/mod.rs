@@ -208,9 +208,11 @@ impl Machine {
             Event::Announced => self.announced = true,
             Event::Recovered(result) => self.recovered(result),
             Event::NotReplayed(name, why) if self.phase == Phase::Replay => {
+                self.replay.unanswered.remove(&name);
                 self.give_up(format!("{name}: {why}"), now);
             }
             Event::Made(name, id, took) => self.made(&name, id, now + time_of_recording(took)),
+            Event::Stray(name, id) => self.strayed(&name, id),
             Event::Recorded(ids) => self.recorded(&ids, now),
             Event::Called => self.is_called(),
             Event::Queued => self.is_to_wait(),

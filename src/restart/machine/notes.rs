@@ -103,6 +103,7 @@ impl Machine {
             it.old = OldState::Gone;
         }
         self.stopped(id);
+        self.stray_is_gone(id);
         self.waker.take_if(|waker| waker == id);
         let mut lost = None;
         for index in 0..self.progress.len() {
@@ -132,6 +133,7 @@ impl Machine {
     /// `listed`: when the kubelet has listed it, unless the pod's status says so before.
     pub(super) fn made(&mut self, name: &ContainerName, id: ContainerId, listed: Instant) {
         let replays = self.phase == Phase::Replay;
+        self.replay.unanswered.remove(name);
         match self.get_mut(name) {
             Some(it) if replays && !it.is_new() => {
                 it.made = Some(id);

@@ -35,6 +35,8 @@ pub(super) struct Replay {
     recovered: bool,
     /// The containers of which an attempt was asked for.
     pub(super) asked: BTreeSet<ContainerName>,
+    /// Those of them of which nobody has said yet whether it was made.
+    pub(super) unanswered: BTreeSet<ContainerName>,
     /// The old containers may be seen to have exited: an init container takes its time.
     pub(super) released: bool,
     /// Whether it goes on when its time is up.
@@ -200,6 +202,7 @@ impl Machine {
             let mut names: Vec<ContainerName> = turns.map(|it| it.member.name.clone()).collect();
             names.retain(|name| self.replay.asked.insert(name.clone()));
             if !names.is_empty() {
+                self.replay.unanswered.extend(names.iter().cloned());
                 self.effects.push(Effect::Replay(names));
             }
         }

@@ -6,11 +6,13 @@
 //! their own where the exit would fail the pod, before the guard is shielded: whoever sees the guard wait sees none of
 //! them.
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use super::Machine;
 use super::progress::Progress;
 use super::terms::{Effect, Phase};
+use crate::ids::{ContainerId, ContainerName};
 use crate::kube::ContainerKind;
 use crate::plan::Way;
 use crate::times::{RELIST_INTERVAL, SHIELDS_TIME};
@@ -23,6 +25,10 @@ pub(super) struct Undo {
     late: bool,
     /// Before that, the kubelet may act on what it saw before it was over.
     trusted_from: Option<Instant>,
+    /// Attempts that were made and not started, until they are gone.
+    strays: BTreeSet<ContainerId>,
+    /// What may yet become one.
+    unanswered: BTreeSet<ContainerName>,
 }
 
 /// How far it is.
@@ -44,7 +50,9 @@ impl Machine {
     pub(crate) fn has_replayed_inits(&self) -> bool {
         let mut inits = self.inits();
         let begun = inits.any(|it| {
-            self.replay.asked.contains(&it.member.name) && (it.is_new() || it.made.is_some())
+            let name = &it.member.name;
+            let made = it.is_new() || it.made.is_some() || self.replay.unanswered.contains(name);
+            self.replay.asked.contains(name) && made
         });
         let before = matches!(self.phase, Phase::Down | Phase::Replay | Phase::Over);
         begun || (before && self.plan.replayed_inits)
@@ -56,6 +64,26 @@ impl Machine {
         if self.undo.stage == Stage::Over {
             self.shield_all(false);
         }
+    }
+
+    /// What the generation before has made of init containers and not started is being removed, or will be when it is there.
+    pub(super) fn take_over_strays(&mut self, before: &Self) {
+        let made = before.inits().filter_map(|it| it.made.as_ref());
+        self.undo.strays = made.chain(&before.undo.strays).cloned().collect();
+        let inits = before.inits().map(|it| &it.member.name);
+        let unanswered = inits.filter(|it| before.replay.unanswered.contains(*it));
+        let unanswered = unanswered.chain(&before.undo.unanswered).cloned();
+        self.undo.unanswered = unanswered.collect();
+    }
+
+    pub(super) fn strayed(&mut self, name: &ContainerName, id: Option<ContainerId>) {
+        if self.undo.unanswered.remove(name) {
+            self.undo.strays.extend(id);
+        }
+    }
+
+    pub(super) fn stray_is_gone(&mut self, id: &ContainerId) {
+        self.undo.strays.remove(id);
     }
 
     pub(super) fn begin_undo(&mut self) {
@@ -114,13 +142,14 @@ impl Machine {
         }
         let mut undone = self.progress.iter().filter(|it| self.is_undone(it));
         let told = self.exits_forgotten_from().is_none();
+        let strays = !self.undo.strays.is_empty() || !self.undo.unanswered.is_empty();
         match self.undo.stage {
             Stage::Shielding if undone.all(|it| !it.lacks_shield()) => {
                 self.undo.stage = Stage::Removing;
                 self.release(Self::is_undone);
                 self.remove_olds(Self::is_undone);
             }
-            Stage::Removing if undone.all(Progress::is_gone) && told => {
+            Stage::Removing if undone.all(Progress::is_gone) && !strays && told => {
                 self.undo.stage = Stage::Unshielding;
                 let undone = self.progress.iter().filter(|it| self.is_undone(it));
                 let shields = undone.flat_map(|it| it.placeholders.keys().cloned());

@@ -357,12 +357,40 @@ impl Pod {
         now: &Moment,
     ) {
         if !self.wants(Task::Replay(restart)) {
-            return self.commands.push(Command::Remove(id.clone()));
+            self.commands.push(Command::Remove(id.clone()));
+            return self.stray(restart, attempt.name, Some(id.clone()), now);
         }
         self.feed(Event::Made(attempt.name.clone(), id.clone(), took), now);
         if self.instances.insert(id.clone(), attempt) {
             // NRI was cut meanwhile. Nobody would tell how it ends, and its hook is told not to wait.
             self.give_up([id.clone()].into());
+        }
+    }
+
+    /// None was made, or started, for this reason.
+    pub(crate) fn not_replayed(
+        &mut self,
+        restart: &RestartId,
+        name: ContainerName,
+        why: String,
+        now: &Moment,
+    ) {
+        if self.wants(Task::Replay(restart)) {
+            self.feed(Event::NotReplayed(name, why), now);
+        } else {
+            self.stray(restart, name, None, now);
+        }
+    }
+
+    fn stray(
+        &mut self,
+        restart: &RestartId,
+        name: ContainerName,
+        id: Option<ContainerId>,
+        now: &Moment,
+    ) {
+        if self.plan().is_some_and(|plan| plan.id == *restart) {
+            self.feed(Event::Stray(name, id), now);
         }
     }
 

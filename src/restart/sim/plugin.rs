@@ -678,9 +678,8 @@ impl World {
         let (made, failed) = (std::mem::take(&mut batch.made), batch.failed.take());
         let restart = batch.generation.0.clone();
         if let Some(name) = failed {
-            if self.wants(Task::Replay(&restart)) {
-                self.feed(Event::NotReplayed(name, "it fails".into()));
-            }
+            let why = "it fails".to_owned();
+            self.tell(|pod, now| pod.not_replayed(&restart, name, why, now));
             for id in made {
                 self.sweep(id);
             }
