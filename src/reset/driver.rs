@@ -231,11 +231,10 @@ impl Resets {
 
     /// Finds out whether the pod may go, what there is to know of it, and reserves that.
     async fn prepare(&self, task: Task) -> Answer {
-        let reserved = timeout(LIMIT, self.reserve(&task)).await;
-        let reserved = reserved.unwrap_or_else(|_| Err(Outcome::Away(late())));
-        let (pod, owner, version, stamp) = match reserved {
-            Ok(reserved) => reserved,
-            Err(outcome) => return (outcome, None),
+        let (pod, owner, version, stamp) = match timeout(LIMIT, self.reserve(&task)).await {
+            Ok(Ok(reserved)) => reserved,
+            Ok(Err(outcome)) => return (outcome, None),
+            Err(_) => return (Outcome::Away(late()), None),
         };
         let logs = self.logs(&pod, &task).await;
         let at = Timestamp::now().to_string();

@@ -62,11 +62,11 @@ impl Cluster {
     }
 
     fn serve(self) -> (Client, Arc<Mutex<Self>>) {
-        let (service, mut server) = pair::<Request<Body>, Response<Body>>();
+        let (service, mut handle) = pair::<Request<Body>, Response<Body>>();
         let cluster = Arc::new(Mutex::new(self));
         let served = Arc::clone(&cluster);
         tokio::spawn(async move {
-            while let Some((request, send)) = server.next_request().await {
+            while let Some((request, send)) = handle.next_request().await {
                 let (parts, body) = request.into_parts();
                 let body = body.collect_bytes().await.unwrap();
                 let (verb, path) = (parts.method, parts.uri.path());

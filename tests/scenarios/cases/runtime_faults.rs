@@ -119,7 +119,7 @@ async fn pods_restart_once_although_no_answer_is_heard(stage: Stage) -> Result<(
         "StopContainer",
         "RemoveContainer",
     ];
-    let mut lost = BTreeMap::new();
+    let mut lost = BTreeMap::<&str, u32>::new();
     for start in ["Kubelet", "Auto"] {
         let shapes = ALL.iter().map(|kind| (kind.shape)().started_by(start));
         let pods = try_join_all(shapes.map(|shape| stage.running(shape))).await?;
@@ -151,7 +151,7 @@ async fn fall_back(stage: Stage, method: &'static str, fault: Fault) -> Result<(
         let UnderWay { pod, before } = &restart;
         match fault {
             Fault::Once | Fault::Always | Fault::Lost | Fault::Late(_) => {
-                pod.has_restarted(before).await?
+                pod.has_restarted(before).await?;
             }
             // In ten seconds the kubelet may collect what it counts restarts by.
             Fault::Hang => pod.has_recovered(before).await?,

@@ -182,7 +182,7 @@ impl Case {
             let seen = now.containers.get_mut(init.name);
             let forgotten = |it: &&mut Seen| self.cancelled.runtimes && it.state == FORGOTTEN;
             if let Some(seen) = seen.filter(forgotten) {
-                seen.state = "exit 0 (forgotten)".to_owned();
+                "exit 0 (forgotten)".clone_into(&mut seen.state);
             }
         }
         now
