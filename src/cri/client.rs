@@ -235,8 +235,8 @@ impl Client {
 
     /// Makes a container without starting it. `sandbox_config` must be the one that the sandbox was made with: containerd
     /// refuses a container whose user namespace differs from it. Must not be called while an NRI handler is at work: the
-    /// runtime would wait for itself. A runtime that did not answer may have made it: while that is `wanted`, it is asked
-    /// until it tells.
+    /// runtime would wait for itself. A runtime that did not answer may have made it: it is asked, while that is `wanted` until
+    /// it tells.
     pub async fn create_container(
         &self,
         sandbox: &SandboxId,
@@ -245,18 +245,20 @@ impl Client {
         wanted: impl Fn() -> bool,
     ) -> Result<ContainerId, CriError> {
         let created = self.create_once(sandbox, config, sandbox_config).await;
-        while created.as_ref().is_err_and(CriError::is_transient) && wanted() {
+        if !created.as_ref().is_err_and(CriError::is_transient) {
+            return created;
+        }
+        loop {
             tokio::time::sleep(LONGEST_PAUSE).await;
             match self.find_container(sandbox, config).await {
                 Ok(Some(id)) => return Ok(id),
-                Ok(None) => break,
-                Err(_) => {}
+                Err(_) if wanted() => {}
+                Ok(None) | Err(_) => return created,
             }
         }
-        created
     }
 
-    /// One that was made from this configuration, whose metadata and annotations no other one has.
+    /// One that was made from this configuration: no other one has its number, labels and annotations.
     async fn find_container(
         &self,
         sandbox: &SandboxId,
@@ -264,8 +266,10 @@ impl Client {
     ) -> Result<Option<ContainerId>, CriError> {
         let attempt = config.metadata.as_ref().map(|it| Attempt(it.attempt));
         let mut found = self.list_containers(Some(sandbox)).await?.into_iter();
-        let found =
-            found.find(|it| Some(it.attempt) == attempt && it.annotations == config.annotations);
+        let found = found.find(|it| {
+            let same = it.labels == config.labels && it.annotations == config.annotations;
+            same && Some(it.attempt) == attempt
+        });
         Ok(found.map(|it| it.id))
     }
 

@@ -103,7 +103,9 @@ impl Fake {
 
     pub(crate) fn stop(&mut self) {
         if let Some(server) = self.server.take() {
-            server.shutdown_background();
+            // Its connections are cut when this returns, which a test's own runtime may not wait for.
+            let end = std::thread::spawn(|| server.shutdown_timeout(Duration::from_secs(5)));
+            end.join().unwrap();
         }
         std::fs::remove_file(self.socket()).unwrap();
     }

@@ -38,10 +38,14 @@ impl Bounds {
         turn.expect("nobody closes it")
     }
 
-    /// What a call that took so long, and has its turn still, says of the node.
-    pub(super) fn of_usual(&self, took: Duration) -> Duration {
-        let under_way = AT_ONCE - self.making.available_permits();
-        let under_way = u32::try_from(under_way).unwrap_or(USUAL);
+    /// How many are being made.
+    pub(super) fn being_made(&self) -> usize {
+        AT_ONCE - self.making.available_permits()
+    }
+
+    /// What a call that took so long, and has its turn still, says of the node. `then`: how many were under way when it began.
+    pub(super) fn of_usual(&self, took: Duration, then: usize) -> Duration {
+        let under_way = u32::try_from(self.being_made().max(then)).unwrap_or(USUAL);
         took * USUAL / under_way.max(USUAL)
     }
 
@@ -101,8 +105,14 @@ mod tests {
         let (bounds, took) = (Bounds::new(), Duration::from_millis(160));
         let mut turns = Vec::new();
         for expected in [160, 160, 160, 160, 128, 106, 91, 80] {
-            turns.push(bounds.to_make().await);
-            assert_eq!(bounds.of_usual(took).as_millis(), expected);
+            let turn = bounds.to_make().await;
+            turns.push((turn, bounds.being_made()));
+            assert_eq!(bounds.of_usual(took, 0).as_millis(), expected);
+        }
+        // They began together, and end one after another.
+        while let Some((_turn, then)) = turns.pop() {
+            let expected = 640 / then.max(4) as u128;
+            assert_eq!(bounds.of_usual(took, then).as_millis(), expected);
         }
     }
 

@@ -207,13 +207,13 @@ impl Driver {
                 continue;
             }
             let turn = self.bounds.to_make().await;
-            let began = Instant::now();
+            let (began, then) = (Instant::now(), self.bounds.being_made());
             let cri = &self.tools.cri;
             let made = self
                 .placeholders
                 .make(cri, &name, &like, &generation.0, wanted)
                 .await;
-            let took = self.bounds.of_usual(began.elapsed());
+            let took = self.bounds.of_usual(began.elapsed(), then);
             drop(turn);
             match made {
                 Ok(id) => {

@@ -163,7 +163,8 @@ impl Driver {
         let replay = self.lock().replay.clone();
         // Another restart may have taken its place.
         let Some(replay) = replay.filter(|it| it.restart == plan.id) else {
-            return;
+            let unwanted = |name| self.not_replayed(&plan.id, name, &ReplayError::Unwanted);
+            return names.iter().for_each(unwanted);
         };
         let attempts = names
             .iter()

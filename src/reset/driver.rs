@@ -29,7 +29,7 @@ use crate::kube::{Events, Evicted, Evictions, LeaseError, Owner, OwnerError, Ver
 
 /// Between two looks for evidence that is too old.
 const CLEARED_EVERY: Duration = Duration::from_hours(1);
-/// How long anything that is done for a pod may take in all: nothing is done for another one meanwhile.
+/// How long the API server may take over one step of a reset in all: nothing is done for another pod meanwhile.
 const LIMIT: Duration = Duration::from_mins(1);
 /// How often a pod is looked at that changes between the look and its end.
 const MOST_LOOKS: usize = 5;

@@ -105,6 +105,9 @@ impl Machine {
 
     fn go_on(&mut self, elapsed: Duration, now: Instant) {
         let why = "the plugin was restarted";
+        if self.phase != Phase::Replay {
+            self.sweep_strays();
+        }
         if self.replays() && self.phase != Phase::Replay {
             // What it was to be replayed from was not written down. It is still there in a back-off.
             if self.start_at.is_none() {

@@ -111,7 +111,8 @@ impl Machine {
             it.older.remove(id);
             if it.made.take_if(|made| made == id).is_some() {
                 it.missed_until = None;
-                lost.get_or_insert_with(|| it.member.name.clone());
+                // Where the kubelet was faster, it is removed for that.
+                lost = lost.or_else(|| (!it.is_new()).then(|| it.member.name.clone()));
             }
             let shield = it.placeholders.remove(id).is_some();
             // Whoever tidies up on a node takes what was never started for dead. Another takes its place, also just

@@ -134,6 +134,55 @@ fn a_replay_whose_attempt_vanishes_before_its_start_falls_back() {
 }
 
 #[test]
+fn a_replay_goes_on_when_what_the_kubelet_was_faster_than_is_removed() {
+    let mut world = replay(RestartPolicy::Never, PLAIN);
+    reach_replay(&mut world);
+    world.handle(Event::Made("a".into(), "a-1".into(), MAKING));
+    world.handle(Event::Started("a".into(), "a-2".into()));
+    world.handle(Event::Gone("a-1".into()));
+    let falls_back = |it: &Effect| matches!(it, Effect::FallBack(_));
+    assert!(!world.log.iter().any(falls_back));
+}
+
+/// A replay of an init container and what follows falls back while that is being made.
+fn fall_back_on_a_stray() -> World {
+    let mut world = replay(RestartPolicy::Never, FULL);
+    reach_replay(&mut world);
+    world.now = world.machine.deadline().unwrap();
+    world.handle(Event::Tick);
+    assert!(world.fell_back.is_some() && world.machine.has_replayed_inits());
+    let mut plan = draft(Some(RestartPolicy::Never), FULL, "a", 42);
+    plan.replayed_inits = true;
+    world.begin_anew(plan.settled());
+    world
+}
+
+#[test]
+fn the_guard_is_not_shielded_before_what_was_asked_for_is_gone() {
+    let makes = |world: &World, name: &str| {
+        let mut log = world.log.iter();
+        log.any(|it| matches!(it, Effect::MakePlaceholder(of, _) if *of == name.into()))
+    };
+    for stray in [None, Some(ContainerId::from("i-1"))] {
+        let mut world = fall_back_on_a_stray();
+        world.settle();
+        assert!(!makes(&world, "a"));
+        world.handle(Event::Stray("i".into(), stray.clone()));
+        world.settle();
+        assert_eq!(makes(&world, "a"), stray.is_none());
+        world.handle(Event::Gone("i-1".into()));
+        world.settle();
+        assert!(makes(&world, "a"));
+    }
+    // Nobody waits for ever.
+    let mut world = fall_back_on_a_stray();
+    world.settle();
+    world.now = world.machine.undo_until().unwrap();
+    world.handle(Event::Tick);
+    assert!(makes(&world, "a"));
+}
+
+#[test]
 fn one_that_is_not_down_in_time_is_left_to_the_kubelet_while_there_is_time_for_shields() {
     let mut world = replay(RestartPolicy::Never, PLAIN);
     world.handle(Event::Recovered(Ok(())));

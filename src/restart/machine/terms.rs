@@ -77,7 +77,8 @@ pub(crate) enum Event {
     Recorded(BTreeSet<ContainerId>),
     /// No new attempt of that container could be started, for this reason.
     NotReplayed(ContainerName, String),
-    /// What the generation before had asked to be made of that container: this attempt, which is being removed, or none.
+    /// What a restart, or a generation, before had asked to be made of that container: this attempt, which is being removed, or
+    /// none.
     Stray(ContainerName, Option<ContainerId>),
     /// It is no longer in the runtime.
     Gone(ContainerId),

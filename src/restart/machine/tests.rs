@@ -63,6 +63,19 @@ impl World {
         world
     }
 
+    /// The same restart, of which all that ran is held, in another generation.
+    pub(super) fn begin_anew(&mut self, plan: Plan) {
+        let olds = plan.members.iter().filter_map(|it| it.old_id());
+        let held = olds.map(|id| (id.clone(), self.now)).collect();
+        let found = since(&plan, self.now.checked_sub(RELIST_INTERVAL).unwrap());
+        let before = Some(&self.machine);
+        let (machine, effects) = Machine::begin(plan, &held, before, &found, self.now);
+        self.machine = machine;
+        self.pending.clear();
+        self.log.clear();
+        self.take(effects);
+    }
+
     fn take(&mut self, effects: Vec<Effect>) {
         let announced = effects.contains(&Effect::Announce(true));
         let asks = effects.contains(&Effect::AskForTurn);

@@ -69,11 +69,24 @@ impl Machine {
     /// What the generation before has made of init containers and not started is being removed, or will be when it is there.
     pub(super) fn take_over_strays(&mut self, before: &Self) {
         let made = before.inits().filter_map(|it| it.made.as_ref());
-        self.undo.strays = made.chain(&before.undo.strays).cloned().collect();
+        let strays = made.chain(&before.undo.strays);
+        // One that has run after all is part of this restart.
+        let strays = strays.filter(|id| !self.plan.knew(id)).cloned();
+        self.undo.strays = strays.collect();
         let inits = before.inits().map(|it| &it.member.name);
         let unanswered = inits.filter(|it| before.replay.unanswered.contains(*it));
         let unanswered = unanswered.chain(&before.undo.unanswered).cloned();
         self.undo.unanswered = unanswered.collect();
+    }
+
+    /// The same where another process has made it.
+    pub(super) fn sweep_strays(&mut self) {
+        let inits = self.progress.iter_mut();
+        let inits = inits.filter(|it| it.is(ContainerKind::Init));
+        let strays: BTreeSet<ContainerId> = inits.filter_map(|it| it.made.take()).collect();
+        self.effects
+            .extend(strays.iter().cloned().map(Effect::Remove));
+        self.undo.strays.extend(strays);
     }
 
     pub(super) fn strayed(&mut self, name: &ContainerName, id: Option<ContainerId>) {
@@ -143,6 +156,7 @@ impl Machine {
         let mut undone = self.progress.iter().filter(|it| self.is_undone(it));
         let told = self.exits_forgotten_from().is_none();
         let strays = !self.undo.strays.is_empty() || !self.undo.unanswered.is_empty();
+        let strays = strays && !self.undo.late;
         match self.undo.stage {
             Stage::Shielding if undone.all(|it| !it.lacks_shield()) => {
                 self.undo.stage = Stage::Removing;

@@ -42,7 +42,7 @@ impl Pod {
             news.sort_by_key(|(_, name, attempt, _)| (place(name), *attempt));
             for (id, name, _, state) in news {
                 match state {
-                    InstanceState::Created => {}
+                    InstanceState::Created => self.watch(id),
                     InstanceState::Running => self.feed(Event::Started(name, id), now),
                     InstanceState::Ended(code) => {
                         self.feed(Event::Ended(name, id.clone(), code), now);
@@ -78,10 +78,9 @@ impl Pod {
         }
         self.machine = Some(machine);
         self.apply(effects, now);
-        let shields = self.machine.iter().flat_map(Machine::leftovers);
-        let shields: Vec<ContainerId> = shields.map(|(_, id)| id).collect();
-        for shield in shields {
-            self.watch(shield);
+        let found: Vec<ContainerId> = self.instances.iter().map(|(id, _)| id.clone()).collect();
+        for id in found {
+            self.watch(id);
         }
     }
 

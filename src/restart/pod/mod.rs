@@ -358,7 +358,7 @@ impl Pod {
     ) {
         if !self.wants(Task::Replay(restart)) {
             self.commands.push(Command::Remove(id.clone()));
-            return self.stray(restart, attempt.name, Some(id.clone()), now);
+            return self.feed(Event::Stray(attempt.name, Some(id.clone())), now);
         }
         self.feed(Event::Made(attempt.name.clone(), id.clone(), took), now);
         if self.instances.insert(id.clone(), attempt) {
@@ -378,19 +378,7 @@ impl Pod {
         if self.wants(Task::Replay(restart)) {
             self.feed(Event::NotReplayed(name, why), now);
         } else {
-            self.stray(restart, name, None, now);
-        }
-    }
-
-    fn stray(
-        &mut self,
-        restart: &RestartId,
-        name: ContainerName,
-        id: Option<ContainerId>,
-        now: &Moment,
-    ) {
-        if self.plan().is_some_and(|plan| plan.id == *restart) {
-            self.feed(Event::Stray(name, id), now);
+            self.feed(Event::Stray(name, None), now);
         }
     }
 

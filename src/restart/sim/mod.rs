@@ -349,7 +349,7 @@ impl World {
             Job::Call(_, call) => self.carry_out_call(call),
             Job::Retry(_, call) => self.retry(call),
             Job::Made(_, name, id, generation) => self.stands(name, id, &generation),
-            Job::AttemptMade(_, batch, name, id) => self.attempt_answered(batch, name, Some(id)),
+            Job::AttemptMade(_, batch, name, id) => self.attempt_answered(batch, &name, Some(id)),
         }
     }
 

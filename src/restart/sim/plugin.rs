@@ -618,7 +618,7 @@ impl World {
                 wanted
             }
             Call::Replay(name, batch, _) => {
-                return self.attempt_answered(*batch, name.clone(), None);
+                return self.attempt_answered(*batch, name, None);
             }
             Call::Remove(_) => true,
         };
@@ -656,7 +656,7 @@ impl World {
     pub(super) fn attempt_answered(
         &mut self,
         batch: usize,
-        name: ContainerName,
+        name: &ContainerName,
         made: Option<ContainerId>,
     ) {
         // Nobody is there to hear it of whom it asked for.
@@ -670,7 +670,7 @@ impl World {
         batch.missing -= 1;
         match made {
             Some(id) => batch.made.push(id),
-            None => batch.failed = Some(name),
+            None => batch.failed = Some(name.clone()),
         }
         if batch.missing > 0 {
             return;
@@ -687,6 +687,8 @@ impl World {
         }
         for id in &made {
             let Some(container) = self.runtime.containers.get(id) else {
+                let (name, why) = (name.clone(), "it is gone".to_owned());
+                self.tell(|pod, now| pod.not_replayed(&restart, name, why, now));
                 continue;
             };
             let (attempt, took) = (self.instance(container), Duration::ZERO);

@@ -323,7 +323,7 @@ impl World {
                 let id = self.runtime.create(self.now, &name, maker, Is::Created);
                 self.runtime.containers.get_mut(&id).unwrap().hooked = self.connected();
                 self.tell_created(&id);
-                self.attempt_answered(batch, name, Some(id));
+                self.attempt_answered(batch, &name, Some(id));
             }
             Call::Remove(id) => {
                 let there = self.runtime.containers.get(&id);

@@ -121,44 +121,45 @@ async fn traits(pod: &LivePod) -> Result<BTreeMap<String, BTreeSet<String>>> {
     // Newer ones come later.
     for container in pod.containers().await? {
         let info = pod.node.runtime.info(&container.id).await?;
+        let known = [
+            (&container.id, "ID"),
+            (&pod.uid, "UID"),
+            (&pod.name, "POD"),
+            (&ip, "IP"),
+        ];
+        let text = |text: &str| {
+            let known = known.iter();
+            let text = known.fold(text.to_owned(), |text, (word, name)| {
+                text.replace(*word, name)
+            });
+            without_drawn_names(&text)
+        };
         let mut traits = BTreeSet::new();
         for part in ["config", "runtimeSpec"] {
             let value = info.get(part).context("the runtime does not tell all")?;
-            list(part, value, &mut |line| {
-                let known = [
-                    (&container.id, "ID"),
-                    (&pod.uid, "UID"),
-                    (&pod.name, "POD"),
-                    (&ip, "IP"),
-                ];
-                let line = known
-                    .iter()
-                    .fold(line, |line, (word, name)| line.replace(*word, name));
-                if !line.contains(OURS) {
-                    traits.insert(without_drawn_names(&line));
-                }
-            });
+            list(part, value, &text, &mut traits);
         }
+        traits.retain(|line| !line.contains(OURS));
         all.insert(container.name().to_owned(), traits);
     }
     Ok(all)
 }
 
 /// A line for each value that has no parts. The place in a list is of no account.
-fn list(path: &str, value: &Value, line: &mut impl FnMut(String)) {
+fn list(path: &str, value: &Value, text: &impl Fn(&str) -> String, lines: &mut BTreeSet<String>) {
     match value {
         Value::Object(fields) if !fields.is_empty() => {
             for (name, value) in fields {
-                list(&format!("{path}.{name}"), value, line);
+                list(&format!("{path}.{name}"), value, text, lines);
             }
         }
         // What belongs together stays together.
-        Value::Array(values) => {
-            for value in values {
-                line(format!("{path}: {value}"));
-            }
+        Value::Array(values) if !values.is_empty() => {
+            let values = values.iter().map(Value::to_string);
+            lines.extend(values.map(|value| format!("{path}: {}", text(&value))));
         }
-        value => line(format!("{path}: {value}")),
+        Value::String(value) => drop(lines.insert(format!("{path}: {}", text(value)))),
+        value => drop(lines.insert(format!("{path}: {value}"))),
     }
 }
 
