@@ -83,3 +83,6 @@ step "dependencies"
 check_dependencies
 step "scripts"
 check_scripts
+step "planted bugs"
+# Each can still be put in.
+git apply --check tests/planted/*.patch

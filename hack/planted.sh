@@ -22,7 +22,10 @@ complaint() { # LOG
 
 find_bug() { # PATCH
     local log=$TREE/log code=0
-    patch --quiet --strip=1 --directory "$TREE/tree" <"$1"
+    if ! patch --quiet --strip=1 --directory "$TREE/tree" <"$1"; then
+        printf 'BROKEN  %s: it does not apply\n' "$(basename "$1" .patch)"
+        return 1
+    fi
     (cd "$TREE/tree" && cargo test --locked --quiet --lib -- --nocapture sim::) >"$log" 2>&1 || code=$?
     patch --quiet --strip=1 --reverse --directory "$TREE/tree" <"$1"
     local found
