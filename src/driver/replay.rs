@@ -15,12 +15,11 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::Driver;
 use super::hosts::Hosts;
-use crate::clock;
 use crate::cri::{ContainerConfig, CriError, PodSandboxConfig};
 use crate::driver::turns::Turn;
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::{ContainerKind, PodSpec};
-use crate::node::{self, Instance, InstanceState, Maker, now_ns};
+use crate::node::{Instance, now_ns};
 use crate::plan::{Plan, RestartId};
 use crate::replay::{
     Attempt, ReplayBlocker, Room, complete, has_image, have_their_cpus, images, inits_are_quick,
@@ -229,7 +228,8 @@ impl Driver {
             return Vec::new();
         }
         for ((name, attempt), id) in attempts.iter().zip(made.iter().flatten()) {
-            let it = made_of(name, attempt);
+            let annotations = &attempt.config.annotations;
+            let it = Instance::just_made((*name).clone(), annotations, None);
             self.tell(|pod, now| pod.attempt_made(&plan.id, id, it, took, now));
         }
         let starting = attempts.into_iter().zip(made.into_iter().flatten());
@@ -367,21 +367,6 @@ impl Driver {
                 tracing::debug!(link = %link.display(), %error, "no link to a container's log");
             }
         });
-    }
-}
-
-/// What was made from it, a moment ago.
-fn made_of(name: &ContainerName, attempt: &Attempt) -> Instance {
-    Instance {
-        name: name.clone(),
-        state: InstanceState::Created,
-        maker: Maker::Replay,
-        attempt: node::attempt(&attempt.config.annotations),
-        created_at: now_ns(),
-        heard_at: clock::now(),
-        started_at: None,
-        listed: false,
-        hooked: None,
     }
 }
 

@@ -6,6 +6,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use crate::clock;
 use crate::ids::{Attempt, ContainerId, ContainerName, ExitCode};
 
 /// On every container that the kubelet makes: which attempt it is, which it also gives to the CRI
@@ -89,6 +90,26 @@ impl Instance {
     #[must_use]
     pub fn is_placeholder(&self) -> bool {
         self.maker == Maker::Placeholder
+    }
+
+    /// One that was made a moment ago, with these annotations.
+    #[must_use]
+    pub fn just_made<'a>(
+        name: ContainerName,
+        annotations: impl IntoIterator<Item = (&'a String, &'a String)> + Clone,
+        hooked: Option<bool>,
+    ) -> Self {
+        Self {
+            name,
+            state: InstanceState::Created,
+            maker: Maker::of(annotations.clone()),
+            attempt: attempt(annotations),
+            created_at: now_ns(),
+            heard_at: clock::now(),
+            started_at: None,
+            listed: false,
+            hooked,
+        }
     }
 
     /// One that the kubelet made with our hook, and that runs.

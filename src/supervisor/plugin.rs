@@ -9,13 +9,12 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep, timeout};
 
 use super::registry::{Registry, Sighting};
-use crate::clock;
 use crate::cri::CONTAINER_NAME;
 use crate::driver::Driver;
 use crate::exit_hold::hook::HookArgs;
 use crate::ids::{ContainerId, ContainerName, ExitCode, SandboxId};
 use crate::kube::Declaration;
-use crate::node::{self, Instance, InstanceState, Maker, now_ns};
+use crate::node::{Instance, Maker};
 use crate::nri::api::{
     Container, ContainerAdjustment, ContainerState, FailurePolicy, Hook, Hooks, OptionalInt,
     PodSandbox,
@@ -118,17 +117,8 @@ impl Reprise {
         let Some(registry) = self.registry() else {
             return;
         };
-        let instance = Instance {
-            name: name(container),
-            state: InstanceState::Created,
-            maker: Maker::of(&container.annotations),
-            attempt: node::attempt(&container.annotations),
-            created_at: now_ns(),
-            heard_at: clock::now(),
-            started_at: None,
-            listed: false,
-            hooked: Some(is_hooked(container)),
-        };
+        let hooked = Some(is_hooked(container));
+        let instance = Instance::just_made(name(container), &container.annotations, hooked);
         registry.created(driver, id(container), instance);
     }
 }

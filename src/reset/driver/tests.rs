@@ -20,8 +20,8 @@ struct Cluster {
     /// How it is found; `None`: it is gone.
     pod: Option<Value>,
     lease: Value,
-    /// What evictions are answered with, one after another; then with 201.
-    evictions: VecDeque<(u16, Value)>,
+    /// The codes with which evictions are refused, one after another; none is after that.
+    refusals: VecDeque<u16>,
     /// The resource versions of those that came.
     evicted: Vec<Value>,
 }
@@ -34,6 +34,11 @@ impl Cluster {
             lease: json!({"metadata": {"name": "l", "annotations": {LEDGER: entries}}}),
             ..Self::default()
         }
+    }
+
+    fn refusing(mut self, codes: &[u16]) -> Self {
+        self.refusals.extend(codes);
+        self
     }
 
     fn reserved(&self) -> Value {
@@ -51,8 +56,10 @@ impl Cluster {
         } else if path.ends_with("/eviction") {
             let seen = &sent()["deleteOptions"]["preconditions"]["resourceVersion"];
             self.evicted.push(seen.clone());
-            let success = || (201, json!({"kind": "Status", "status": "Success"}));
-            self.evictions.pop_front().unwrap_or_else(success)
+            match self.refusals.pop_front() {
+                Some(code) => (code, failure(code)),
+                None => (201, json!({"kind": "Status", "status": "Success"})),
+            }
         } else if path.ends_with("/pods/p") {
             let missing = || (404, failure(404));
             self.pod.clone().map_or_else(missing, |pod| (200, pod))
@@ -140,10 +147,7 @@ async fn carried_out(cluster: Cluster, spoil: impl FnOnce(&TempDir)) -> (Outcome
 
 #[tokio::test]
 async fn a_pod_that_changes_between_the_look_and_its_end_is_looked_at_again() {
-    let cluster = Cluster {
-        evictions: [(409, failure(409))].into(),
-        ..Cluster::of(Some(crashing("8")))
-    };
+    let cluster = Cluster::of(Some(crashing("8"))).refusing(&[409]);
     let (outcome, cluster, kept) = carried_out(cluster, |_| {}).await;
     assert_eq!(outcome, Outcome::Done);
     assert_eq!(cluster.evicted, ["7", "8"]);
@@ -155,10 +159,7 @@ async fn a_pod_that_changes_between_the_look_and_its_end_is_looked_at_again() {
 async fn a_pod_that_has_become_ready_stays_and_what_was_reserved_for_it_is_given_back() {
     let mut ready = crashing("8");
     ready["status"]["conditions"][0]["status"] = json!("True");
-    let cluster = Cluster {
-        evictions: [(409, failure(409))].into(),
-        ..Cluster::of(Some(ready))
-    };
+    let cluster = Cluster::of(Some(ready)).refusing(&[409]);
     let (outcome, cluster, _) = carried_out(cluster, |_| {}).await;
     assert_eq!(outcome, Outcome::Changed);
     assert_eq!(cluster.evicted, ["7"]);
@@ -167,10 +168,7 @@ async fn a_pod_that_has_become_ready_stays_and_what_was_reserved_for_it_is_given
 
 #[tokio::test]
 async fn a_pod_that_changes_for_ever_is_left_for_later() {
-    let cluster = Cluster {
-        evictions: vec![(409, failure(409)); 100].into(),
-        ..Cluster::of(Some(crashing("8")))
-    };
+    let cluster = Cluster::of(Some(crashing("8"))).refusing(&[409; 100]);
     let (outcome, cluster, _) = carried_out(cluster, |_| {}).await;
     assert_eq!(outcome, Outcome::Changed);
     assert_eq!(cluster.evicted.len(), MOST_LOOKS);
@@ -179,10 +177,7 @@ async fn a_pod_that_changes_for_ever_is_left_for_later() {
 
 #[tokio::test]
 async fn without_the_right_to_it_nothing_happens_and_people_are_told_which_one_is_missing() {
-    let cluster = Cluster {
-        evictions: [(403, failure(403))].into(),
-        ..Cluster::of(Some(crashing("7")))
-    };
+    let cluster = Cluster::of(Some(crashing("7"))).refusing(&[403]);
     let (outcome, cluster, _) = carried_out(cluster, |_| {}).await;
     let Outcome::Denied(why) = outcome else {
         panic!("{outcome:?}");
@@ -196,10 +191,7 @@ async fn without_the_right_to_it_nothing_happens_and_people_are_told_which_one_i
 
 #[tokio::test]
 async fn what_nobody_answers_may_have_happened_and_stays_reserved() {
-    let cluster = Cluster {
-        evictions: [(500, failure(500))].into(),
-        ..Cluster::of(Some(crashing("7")))
-    };
+    let cluster = Cluster::of(Some(crashing("7"))).refusing(&[500]);
     let (outcome, cluster, _) = carried_out(cluster, |_| {}).await;
     assert_eq!(outcome, Outcome::Unanswered("no".into()));
     assert_eq!(cluster.reserved()[0]["pod"], "u");

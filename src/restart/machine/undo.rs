@@ -99,6 +99,11 @@ impl Machine {
         self.undo.strays.remove(id);
     }
 
+    fn waits_for_strays(&self) -> bool {
+        let none = self.undo.strays.is_empty() && self.undo.unanswered.is_empty();
+        !none && !self.undo.late
+    }
+
     pub(super) fn begin_undo(&mut self) {
         if self.progress.iter().any(|it| self.is_undone(it)) {
             self.undo.stage = Stage::Shielding;
@@ -155,15 +160,15 @@ impl Machine {
         }
         let mut undone = self.progress.iter().filter(|it| self.is_undone(it));
         let told = self.exits_forgotten_from().is_none();
-        let strays = !self.undo.strays.is_empty() || !self.undo.unanswered.is_empty();
-        let strays = strays && !self.undo.late;
         match self.undo.stage {
             Stage::Shielding if undone.all(|it| !it.lacks_shield()) => {
                 self.undo.stage = Stage::Removing;
                 self.release(Self::is_undone);
                 self.remove_olds(Self::is_undone);
             }
-            Stage::Removing if undone.all(Progress::is_gone) && !strays && told => {
+            Stage::Removing
+                if undone.all(Progress::is_gone) && told && !self.waits_for_strays() =>
+            {
                 self.undo.stage = Stage::Unshielding;
                 let undone = self.progress.iter().filter(|it| self.is_undone(it));
                 let shields = undone.flat_map(|it| it.placeholders.keys().cloned());
