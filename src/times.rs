@@ -113,8 +113,6 @@ pub(crate) const HOOK_INTERVAL: Duration = Duration::from_millis(200);
 pub(crate) const EVENT_LIMIT: Duration = Duration::from_millis(300);
 /// How long the kills wait for the pod's condition to be set.
 pub(crate) const ANNOUNCE_LIMIT: Duration = Duration::from_millis(150);
-/// The same for the answer whether the kubelet is ending the pod, whose containers would lose their grace period.
-pub(crate) const ENDING_LIMIT: Duration = Duration::from_millis(400);
 /// How often the runtime is asked about a container of whose removal, or end, nobody would tell.
 pub(crate) const UNTOLD_INTERVAL: Duration = Duration::from_millis(200);
 /// Between two tries of a call that failed.

@@ -15,13 +15,13 @@ use super::{Driver, Job, State};
 use crate::cri::CriError;
 use crate::driver::turns::Turn;
 use crate::ids::{ContainerId, ContainerName};
-use crate::kube::Ending;
+use crate::kube::{Ending, Endings};
 use crate::plan::{Generation, Plan, Starter, Trigger, Way};
 use crate::policy::Action;
 use crate::report::Story;
 use crate::restart::machine::{Effect, Event, Outcome};
 use crate::restart::pod::{Command, Order, Pod, Saying, Task};
-use crate::times::{ANNOUNCE_LIMIT, ENDING_LIMIT, REMOVE_LIMIT, RETRY_INTERVAL, UNTOLD_INTERVAL};
+use crate::times::{ANNOUNCE_LIMIT, REMOVE_LIMIT, RETRY_INTERVAL, UNTOLD_INTERVAL};
 
 impl Driver {
     /// Carries out what has been decided since the last time, and releases what is held no longer: together and now, for
@@ -151,7 +151,7 @@ impl Driver {
         });
     }
 
-    /// Nothing waits for the API server longer than a moment, nor at all where there is none.
+    /// Nothing waits for an API server that does not answer longer than a moment, nor at all where there is none.
     fn announce(self: &Arc<Self>, order: &Order, restarting: bool) {
         self.lock().announced |= order.record.plan.condition.is_some();
         let reporter = &self.tools.reporter;
@@ -164,6 +164,8 @@ impl Driver {
             return self.feed(Event::Announced);
         }
         let driver = Arc::clone(self);
+        // The condition has a limit of its own.
+        let patience = endings.as_ref().map_or(Duration::MAX, Endings::patience);
         let container = order.record.plan.trigger.name.clone();
         let made = Timestamp::from_nanosecond(order.trigger_made_at.into()).unwrap_or_default();
         tokio::spawn(async move {
@@ -177,7 +179,7 @@ impl Driver {
                 OptionFuture::from(ends).await.flatten()
             };
             let mut ends = pin!(ends);
-            match timeout(ENDING_LIMIT, &mut ends).await {
+            match timeout(patience, &mut ends).await {
                 Ok(Some(Ending::Pod)) => driver.tell(Pod::is_ending),
                 Ok(Some(Ending::Container)) => driver.tell(Pod::call_off),
                 Ok(None) => driver.feed(Event::Announced),

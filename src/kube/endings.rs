@@ -14,12 +14,15 @@ use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
 use kube::{Api, Client, Error};
-use tokio::time::{Duration, timeout};
+use tokio::time::{Duration, Instant, timeout};
 
 use crate::ids::{ContainerName, PodKey, PodUid};
 
-/// How long the API server may take over it.
-const LIMIT: Duration = Duration::from_secs(2);
+/// How long the API server may take over it. An answer that comes too late to wait for still ends a restart.
+const LIMIT: Duration = Duration::from_secs(5);
+/// How long it is worth to wait for, and where the last answer was not there in that time: each restart waits.
+const PATIENCE: Duration = Duration::from_secs(2);
+const SHORT_PATIENCE: Duration = Duration::from_millis(400);
 /// So many are looked at. The kubelet publishes no more than some forty of one pod in the hour for which they are kept
 /// (`EventSourceObjectSpamFilter`, client-go `tools/record/events_cache.go`); whoever else may write events may write any number.
 const MOST: u32 = 500;
@@ -45,6 +48,8 @@ pub enum Ending {
 pub struct Endings {
     client: Client,
     forbidden: Arc<AtomicBool>,
+    /// The last answer was late, or did not come at all.
+    late: Arc<AtomicBool>,
 }
 
 impl Endings {
@@ -54,6 +59,18 @@ impl Endings {
         Self {
             client,
             forbidden: Arc::default(),
+            late: Arc::default(),
+        }
+    }
+
+    /// How long the answer to [`Self::begun`] is worth to wait for. An API server that is slow has its time, one that has gone
+    /// silent costs it once.
+    #[must_use]
+    pub fn patience(&self) -> Duration {
+        if self.late.load(Ordering::Relaxed) {
+            SHORT_PATIENCE
+        } else {
+            PATIENCE
         }
     }
 
@@ -77,7 +94,11 @@ impl Endings {
         let api = Api::<Event>::namespaced(self.client.clone(), &pod.namespace);
         let of_pod = format!("involvedObject.uid={uid},reason={REASON}");
         let params = ListParams::default().fields(&of_pod).limit(MOST);
-        match timeout(LIMIT, api.list(&params)).await {
+        let asked = Instant::now();
+        let answer = timeout(LIMIT, api.list(&params)).await;
+        let is_late = asked.elapsed() >= PATIENCE;
+        self.late.store(is_late, Ordering::Relaxed);
+        match answer {
             Ok(Ok(events)) => Some(events.items),
             Ok(Err(error)) => {
                 self.tell(pod, &error);
@@ -234,6 +255,30 @@ mod tests {
             );
             assert!(uri.contains("limit=500"), "{uri}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_api_server_that_has_gone_silent_is_waited_for_once() {
+        let (service, mut server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        let endings = Endings::new(Client::new(service, "default"));
+        let pod = PodKey {
+            namespace: "n".to_owned(),
+            name: "p".to_owned(),
+        };
+        let (uid, container) = ("u".into(), "a".into());
+        assert_eq!(endings.patience(), PATIENCE);
+        let silence = endings.begun(&pod, &uid, &container, Timestamp::UNIX_EPOCH);
+        assert_eq!(silence.await, None);
+        assert_eq!(endings.patience(), SHORT_PATIENCE);
+        drop(server.next_request().await);
+        let answer = async {
+            let (_, send) = server.next_request().await.unwrap();
+            let list = json!({"metadata": {}, "items": []}).to_string();
+            send.send_response(Response::new(Body::from(list.into_bytes())));
+        };
+        let asked = endings.begun(&pod, &uid, &container, Timestamp::UNIX_EPOCH);
+        let (ends, ()) = tokio::join!(asked, answer);
+        assert_eq!((ends, endings.patience()), (None, PATIENCE));
     }
 
     #[tokio::test]

@@ -201,7 +201,7 @@ async fn removal_waits_for_the_exit_and_takes_gone_for_done() {
     let until = Instant::now() + Duration::from_millis(100);
     let error = client.remove_when_exited(&id(), until).await.unwrap_err();
     assert!(matches!(error, CriError::StillRunning { .. }), "{error}");
-    assert!(Instant::now() < until + Duration::from_secs(1));
+    assert!(Instant::now() < until + Duration::from_secs(5));
 }
 
 #[tokio::test]

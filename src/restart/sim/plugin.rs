@@ -535,7 +535,8 @@ impl World {
             },
             Effect::Announce(restarting) => {
                 self.condition = restarting && order.record.plan.condition.is_some();
-                let patience = if self.case.api { self.upto(150) } else { 150 };
+                // An API server that has gone silent is waited for once, and not for long after that.
+                let patience = if self.case.api { self.upto(400) } else { 2000 };
                 self.after(patience, Job::Announced(self.epoch));
             }
             Effect::Kill(id) => self.kill(id, self.case.grace),
