@@ -65,6 +65,18 @@ Examples:
   kubectl kustomize . | reprise check -")]
     Check(CheckArgs),
 
+    /// Remove what the plugin has left on a node that is to be without it
+    ///
+    /// That is: containers that a restart made and did not start, the conditions of pods and of the node, copies of the
+    /// hook, and all files. It takes the settings of `reprise run`, and the plugin must have ended. Containers that were
+    /// made with the hook go on as they are. Where a `DaemonSet` runs the plugin, its deletion does this on each node
+    /// (`reprise run --daemonset`).
+    #[command(after_long_help = "\
+Examples:
+  systemctl disable --now reprise && reprise cleanup
+  reprise cleanup --all-nodes --daemonset kube-system/reprise")]
+    Cleanup(Box<CleanupArgs>),
+
     /// Print the version
     Version,
 }
@@ -75,6 +87,17 @@ pub struct CheckArgs {
     /// Manifests; - is standard input
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
+}
+
+/// The command line of `reprise cleanup`.
+#[derive(Debug, Args)]
+pub struct CleanupArgs {
+    /// Delete the `DaemonSet` that runs the plugin, and wait until each of its pods has cleaned up its node.
+    #[arg(long)]
+    pub all_nodes: bool,
+    /// The settings of the plugin.
+    #[command(flatten)]
+    pub run: RunArgs,
 }
 
 impl Cli {

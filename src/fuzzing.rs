@@ -25,6 +25,7 @@ pub fn stub(tools: Tools, run_dir: &Path) -> StubBuilder<impl Plugin> {
         declaration: None,
         records,
         hook: "/opt/reprise".into(),
+        copies: None,
         hook_socket: run_dir.join("hook.sock"),
         missed: Arc::new(Notify::new()),
     });

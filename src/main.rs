@@ -6,12 +6,12 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use reprise::check;
-use reprise::cli::{Cli, Command};
+use reprise::cli::{CleanupArgs, Cli, Command};
 use reprise::config::{Config, LogFormat, RunArgs};
 use reprise::exit_hold::hook;
 use reprise::log::{Escaping, LastLines, Queue};
 use reprise::nri::Launched;
-use reprise::supervisor;
+use reprise::supervisor::{self, End};
 use tikv_jemallocator::Jemalloc;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::filter::Targets;
@@ -45,6 +45,7 @@ fn start(command: Command) -> anyhow::Result<ExitCode> {
         Command::Run(args) => run(*args),
         // Never comes here: see `main`.
         Command::Hook => Ok(ExitCode::SUCCESS),
+        Command::Cleanup(args) => clean(*args),
         Command::Check(args) => {
             let all_well = check::run(&args.files, io::stdin(), &mut io::stdout().lock())?;
             Ok(if all_well {
@@ -64,16 +65,37 @@ fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     let config = Config::load(args)?;
     let _last_lines = log_to_stderr(&config).context("cannot start the log")?;
     let launched = Launched::from_env()?;
+    let end = block_on(async {
+        let shutdown = asked_to_stop().context("cannot watch for signals")?;
+        Ok(supervisor::run(config.clone(), launched, shutdown).await?)
+    })?;
+    if end == End::ForGood {
+        // Whatever made what is to be removed has ended with its runtime.
+        block_on(async { Ok(supervisor::clean_node(&config).await?) })?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn clean(args: CleanupArgs) -> anyhow::Result<ExitCode> {
+    let config = Config::load(args.run)?;
+    let _last_lines = log_to_stderr(&config).context("cannot start the log")?;
+    block_on(async {
+        if args.all_nodes {
+            supervisor::clean_all_nodes(&config).await?;
+        } else {
+            supervisor::clean_node(&config).await?;
+        }
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
         .context("cannot start the async runtime")?;
-    runtime.block_on(async {
-        let shutdown = asked_to_stop().context("cannot watch for signals")?;
-        Box::pin(supervisor::run(config, launched, shutdown)).await?;
-        Ok(ExitCode::SUCCESS)
-    })
+    runtime.block_on(Box::pin(work))
 }
 
 fn asked_to_stop() -> io::Result<impl Future<Output = ()>> {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use settings::{RunArgs, Settings};
-pub use values::{BadValue, CriEndpoint, LogFormat, LogLevel, NriIndex};
+pub use values::{BadValue, CriEndpoint, DaemonSetName, LogFormat, LogLevel, NriIndex};
 
 use crate::back_off::{BackOff, BackOffError};
 use crate::policy::Start;
@@ -49,6 +49,9 @@ pub enum ConfigError {
     /// The kernel does not say where this executable is.
     #[error("cannot tell the path of this executable; give --hook-path")]
     NoHookPath,
+    /// Only one of them can be meant.
+    #[error("both --hook-path and --hook-dir: the hook is either there already, or is put there")]
+    TwoHooks,
     /// The gaps between restarts make no sense.
     #[error("{0}; see --back-off and --back-off-max")]
     BackOff(#[from] BackOffError),
@@ -92,6 +95,15 @@ impl Surroundings {
     }
 }
 
+/// Where the executable of the hook is, as the container runtime sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HookPlace {
+    /// There already.
+    There(PathBuf),
+    /// In this directory, where this process has to put a copy.
+    Copy(PathBuf),
+}
+
 /// Settings that are complete.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
@@ -110,8 +122,10 @@ pub struct Config {
     pub run_dir: PathBuf,
     /// Where is kept what must outlive a restart of the plugin.
     pub state_dir: PathBuf,
-    /// This executable, as the container runtime sees it.
-    pub hook_path: PathBuf,
+    /// The hook's executable, as the container runtime sees it.
+    pub hook: HookPlace,
+    /// The `DaemonSet` that runs this plugin.
+    pub daemonset: Option<DaemonSetName>,
     /// Where the kubelet finds its static pods.
     pub static_pod_path: PathBuf,
     /// Whether to wait for the end of another plugin with the same directories.
@@ -183,10 +197,15 @@ impl Config {
             state_dir: settings
                 .state_dir
                 .unwrap_or_else(|| "/var/lib/reprise".into()),
-            hook_path: settings
-                .hook_path
-                .or_else(|| surroundings.executable.clone())
-                .ok_or(ConfigError::NoHookPath)?,
+            hook: match (settings.hook_path, settings.hook_dir) {
+                (Some(_), Some(_)) => return Err(ConfigError::TwoHooks),
+                (None, Some(dir)) => HookPlace::Copy(dir),
+                (path, None) => HookPlace::There(
+                    path.or_else(|| surroundings.executable.clone())
+                        .ok_or(ConfigError::NoHookPath)?,
+                ),
+            },
+            daemonset: settings.daemonset,
             static_pod_path: settings
                 .static_pod_path
                 .unwrap_or_else(|| "/etc/kubernetes/manifests".into()),
@@ -258,7 +277,7 @@ mod tests {
             ];
             assert_eq!(endpoints, expected);
             assert_eq!(config.node_name, "node-1");
-            assert_eq!(config.hook_path, Path::new("/bin/reprise"));
+            assert_eq!(config.hook, HookPlace::There("/bin/reprise".into()));
             assert_eq!(
                 (config.log_format, config.log_level),
                 (LogFormat::Text, LogLevel::Info)
@@ -277,6 +296,7 @@ node-name: other
 run-dir: /r
 state-dir: /s
 hook-path: /h
+daemonset: kube-system/reprise
 static-pod-path: /p
 start: Kubelet
 back-off: 1
@@ -294,7 +314,9 @@ log-level: debug
         assert_eq!(config.node_name, "other");
         assert_eq!(config.run_dir, Path::new("/r"));
         assert_eq!(config.state_dir, Path::new("/s"));
-        assert_eq!(config.hook_path, Path::new("/h"));
+        assert_eq!(config.hook, HookPlace::There("/h".into()));
+        let daemonset = config.daemonset.map(|it| it.to_string());
+        assert_eq!(daemonset.as_deref(), Some("kube-system/reprise"));
         assert_eq!(config.static_pod_path, Path::new("/p"));
         let [one, two, three] = [1, 2, 3].map(Duration::from_secs);
         let back_off = BackOff::try_new(one, two, three).unwrap();
@@ -303,6 +325,18 @@ log-level: debug
             (config.log_format, config.log_level),
             (LogFormat::Json, LogLevel::Debug)
         );
+    }
+
+    #[test]
+    fn the_hook_is_there_or_is_put_there() {
+        let config = load("hook-dir: /opt/reprise").unwrap();
+        assert_eq!(config.hook, HookPlace::Copy("/opt/reprise".into()));
+        let both = error("{hook-dir: /opt/reprise, hook-path: /h}");
+        assert!(both.contains("--hook-dir"), "{both}");
+        for bad in ["reprise", "/reprise", "kube-system/", "a/b/c"] {
+            let error = error(&format!("daemonset: {bad}"));
+            assert!(error.contains("a namespace and a name"), "{error}");
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use clap::builder::BoolishValueParser;
 use serde::Deserialize;
 
 use super::ConfigError;
-use super::values::{CriEndpoint, LogFormat, LogLevel, NriIndex};
+use super::values::{CriEndpoint, DaemonSetName, LogFormat, LogLevel, NriIndex};
 use crate::policy::Start;
 use crate::replay::Devices;
 use crate::reset::Terms;
@@ -56,6 +56,14 @@ pub struct Settings {
     /// This executable, as the container runtime sees it [default: as it sees itself]
     #[arg(long, value_name = "PATH", env = "REPRISE_HOOK_PATH")]
     pub hook_path: Option<PathBuf>,
+    /// Put a copy of this executable here for the container runtime to run, which sees this directory under the same
+    /// path; for a plugin in a container [default: none, see --hook-path]
+    #[arg(long, value_name = "DIR", env = "REPRISE_HOOK_DIR")]
+    pub hook_dir: Option<PathBuf>,
+    /// The `DaemonSet` that runs this plugin: when it is being deleted, whatever the plugin has left on the node goes with
+    /// the plugin, as by `reprise cleanup` [default: none]
+    #[arg(long, value_name = "NAMESPACE/NAME", env = "REPRISE_DAEMONSET")]
+    pub daemonset: Option<DaemonSetName>,
     /// Where the kubelet finds its static pods, whose specs are read there where no API server
     /// tells them [default: /etc/kubernetes/manifests]
     #[arg(long, value_name = "DIR", env = "REPRISE_STATIC_POD_PATH")]
@@ -128,6 +136,8 @@ impl Settings {
             run_dir: self.run_dir.or(lower.run_dir),
             state_dir: self.state_dir.or(lower.state_dir),
             hook_path: self.hook_path.or(lower.hook_path),
+            hook_dir: self.hook_dir.or(lower.hook_dir),
+            daemonset: self.daemonset.or(lower.daemonset),
             static_pod_path: self.static_pod_path.or(lower.static_pod_path),
             wait: self.wait.or(lower.wait),
             start: self.start.or(lower.start),

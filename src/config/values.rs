@@ -75,6 +75,45 @@ impl FromStr for NriIndex {
     }
 }
 
+/// Names one `DaemonSet`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct DaemonSetName {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name there.
+    pub name: String,
+}
+
+impl FromStr for DaemonSetName {
+    type Err = BadValue;
+
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        let is_name = |text: &str| !text.is_empty() && !text.contains('/');
+        match text.split_once('/') {
+            Some((namespace, name)) if is_name(namespace) && is_name(name) => Ok(Self {
+                namespace: namespace.to_owned(),
+                name: name.to_owned(),
+            }),
+            _ => Err(BadValue::DaemonSetName),
+        }
+    }
+}
+
+impl fmt::Display for DaemonSetName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+impl TryFrom<String> for DaemonSetName {
+    type Error = BadValue;
+
+    fn try_from(text: String) -> Result<Self, BadValue> {
+        text.parse()
+    }
+}
+
 /// A value that means nothing for its setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BadValue {
@@ -84,6 +123,9 @@ pub enum BadValue {
     /// Not an index.
     #[error("an NRI index is two digits, as in 10")]
     NriIndex,
+    /// Not a namespace and a name.
+    #[error("a DaemonSet is a namespace and a name, as in kube-system/reprise")]
+    DaemonSetName,
 }
 
 impl TryFrom<String> for CriEndpoint {

@@ -50,6 +50,17 @@ pub async fn check(path: &Path, socket: &Path) -> Result<(), HookPathError> {
     })
 }
 
+/// Looks at a copy in a directory that the runtime sees under the same path: what is true of it here is true there.
+pub fn check_copy(path: &Path) -> Result<(), HookPathError> {
+    let root = open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    let root = root.map_err(Defect::Unreachable);
+    root.and_then(|root| look(root, path))
+        .map_err(|defect| HookPathError {
+            path: path.to_owned(),
+            defect,
+        })
+}
+
 /// The root directory of the process that listens on `socket`.
 async fn root_of(socket: &Path) -> Option<OwnedFd> {
     let peer = UnixStream::connect(socket).await.ok()?.peer_cred().ok()?;

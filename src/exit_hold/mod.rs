@@ -7,10 +7,12 @@
 use std::time::Duration;
 
 pub mod hook;
+mod hook_copy;
 mod hook_path;
 mod server;
 
-pub use hook_path::{HookPathError, check as check_hook_path};
+pub use hook_copy::{HookCopies, HookDirError, remove_all_but as remove_hooks_but};
+pub use hook_path::{HookPathError, check as check_hook_path, check_copy as check_hook_copy};
 pub use server::{HoldDecision, HoldRequest, Server, ServerError};
 
 /// How long an exit can be held at the most, from the hook's start.

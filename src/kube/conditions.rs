@@ -25,7 +25,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// (`plugin/pkg/auth/authorizer/rbac` goes by informers). So often, half a minute in all, a refusal for want of rights is no answer.
 const MOST_DENIALS: u32 = 5;
 /// Who writes, in the object's managed fields.
-const FIELD_MANAGER: &str = "reprise";
+pub(super) const FIELD_MANAGER: &str = "reprise";
 
 /// A condition of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,6 +2,7 @@
 
 mod conditions;
 mod connect;
+mod daemon_sets;
 mod declaration;
 mod endings;
 mod events;
@@ -13,10 +14,12 @@ mod pod_spec;
 mod pods;
 mod start_duties;
 mod static_pods;
+mod traces;
 
 pub use conditions::{Condition, Conditions};
 pub(crate) use connect::connect_once;
 pub use connect::{KubeError, connect};
+pub(crate) use daemon_sets::DaemonSets;
 pub use declaration::Declaration;
 pub use endings::{Ending, Endings};
 pub use events::{EventKind, Events};
@@ -30,3 +33,7 @@ pub(crate) use pod_spec::{container_id, statuses};
 pub use pods::{PodChange, Pods};
 pub use start_duties::StartDuty;
 pub use static_pods::{Manifest, StaticPods};
+pub(crate) use traces::Traces;
+
+/// What the API server, or the way to it, answers instead of what was asked for.
+pub use ::kube::Error as ApiError;

@@ -16,6 +16,10 @@ use crate::ids::SandboxId;
 use crate::restart::machine::Record;
 use disk::{Disk, Kind};
 
+/// All that is kept in the state directory, and in the run directory.
+pub(crate) const STATE_FILES: [&str; 2] = ["restarts", "back-off"];
+pub(crate) const RUN_FILES: [&str; 1] = ["held"];
+
 /// The records. They are written by a thread of their own, and whoever writes waits a second for it at the most. One
 /// line says that it does not work, and one when it works again: restarts go on without.
 #[derive(Debug, Clone)]
@@ -48,9 +52,8 @@ impl Records {
     /// Prepares both directories. Fails only for what somebody has to change: a disk that cannot be written to may be
     /// mended while the plugin runs.
     pub fn open(state_dir: &Path, run_dir: &Path) -> Result<Self, RecordsError> {
-        let restarts = state_dir.join("restarts");
-        let pasts = state_dir.join("back-off");
-        let markers = run_dir.join("held");
+        let [restarts, pasts] = STATE_FILES.map(|name| state_dir.join(name));
+        let [markers] = RUN_FILES.map(|name| run_dir.join(name));
         let no_thread = |source: io::Error| RecordsError {
             path: state_dir.to_owned(),
             flag: "--state-dir",

@@ -22,4 +22,5 @@ pub(crate) use driver::Resets;
 pub(crate) use inbox::{Inbox, news};
 pub use ledger::{Claim, Hindrance, Verdict};
 pub use reservation::{ReservationError, Reservations};
+pub(crate) use store::STATE_FILES;
 pub use terms::{Method, Terms, TooManyResets};

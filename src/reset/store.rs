@@ -12,6 +12,10 @@ use crate::dirs;
 /// Older ones go first: one may have hundreds of KiB.
 const MOST_FILES: usize = 256;
 
+/// All that is kept in the state directory: what is remembered, of each pod what is kept, and what an end in the middle of
+/// writing leaves.
+pub(crate) const STATE_FILES: [&str; 3] = ["hard-resets.json", "hard-resets", "hard-resets.new"];
+
 /// Files in the state directory. All of it blocks.
 #[derive(Debug, Clone)]
 pub(super) struct Store {
@@ -23,10 +27,8 @@ pub(super) struct Store {
 
 impl Store {
     pub(super) fn new(state_dir: &Path) -> Self {
-        Self {
-            memory: state_dir.join("hard-resets.json"),
-            evidence: state_dir.join("hard-resets"),
-        }
+        let [memory, evidence, _] = STATE_FILES.map(|name| state_dir.join(name));
+        Self { memory, evidence }
     }
 
     /// What a predecessor remembered. What cannot be read has never been: restarts are counted anew.

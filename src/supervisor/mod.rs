@@ -2,12 +2,14 @@
 
 mod plugin;
 mod registry;
+mod removal;
 mod sole;
 mod stops;
 
 use std::num::NonZero;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -16,12 +18,14 @@ use tokio::time::{sleep, timeout};
 use tokio_stream::StreamExt;
 
 use crate::clock::Clock;
-use crate::config::{Config, ConfigError, CriEndpoint};
+use crate::config::{Config, ConfigError, CriEndpoint, HookPlace};
 use crate::cri::{self, Containerd, CriError, ExitFeed};
 use crate::dirs;
 use crate::driver::turns::Turns;
 use crate::driver::{Readers, Starts, Tools};
-use crate::exit_hold::{HookPathError, Server, ServerError, check_hook_path};
+use crate::exit_hold::{
+    HookCopies, HookDirError, HookPathError, Server, ServerError, check_hook_copy, check_hook_path,
+};
 use crate::kube::{
     self, Conditions, Declaration, Endings, Events, KubeError, KubeletFeatures, PodChange, Pods,
     StaticPods,
@@ -35,6 +39,7 @@ use crate::restart::machine::Record;
 use crate::restart::pod::Shared;
 pub(crate) use plugin::{Parts, Reprise};
 pub(crate) use registry::Registry;
+pub use removal::{RemovalError, clean_all_nodes, clean_node};
 pub use sole::LockError;
 use sole::Sole;
 
@@ -69,12 +74,24 @@ pub enum RunError {
     /// The runtime cannot run the hook.
     #[error(transparent)]
     HookPath(#[from] HookPathError),
+    /// The hook cannot be put where the runtime is to find it.
+    #[error(transparent)]
+    HookDir(#[from] HookDirError),
     /// The records of restarts cannot be kept.
     #[error(transparent)]
     Records(#[from] RecordsError),
     /// The directories are another plugin's.
     #[error(transparent)]
     Lock(#[from] LockError),
+}
+
+/// Whether another plugin is to be expected when this one has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// What is left is for it.
+    ForNow,
+    /// The node is to be without: [`clean_node`] is due.
+    ForGood,
 }
 
 /// Runs the plugin until `shutdown`, or until the runtime that launched it goes away.
@@ -85,7 +102,7 @@ pub async fn run(
     config: Config,
     launched: Option<Launched>,
     shutdown: impl Future<Output = ()> + Send,
-) -> Result<(), RunError> {
+) -> Result<End, RunError> {
     let was_launched = launched.is_some();
     let (plugin, configuration) = Reprise::new();
     let plugin = Arc::new(plugin);
@@ -97,15 +114,19 @@ pub async fn run(
             let text = configuration.await.unwrap_or_default();
             config.merge_nri_config(&text)?
         } else {
-            config
+            config.clone()
         };
         work(&config, was_launched, &plugin, taken_over).await
     };
-    let ended = Arc::clone(&plugin);
-    let shutdown = async move {
+    let for_good = AtomicBool::new(false);
+    let shutdown = async {
         shutdown.await;
         // The runtime goes on asking this plugin meanwhile.
-        ended.end().await;
+        if removal::is_under_way(&config).await {
+            for_good.store(true, Ordering::Relaxed);
+            plugin.finish().await;
+        }
+        plugin.end().await;
     };
     let serve = async {
         let mut shutdown = std::pin::pin!(shutdown);
@@ -119,9 +140,14 @@ pub async fn run(
         stub.run(shutdown).await
     };
     tokio::select! {
-        result = work => result,
-        result = serve => Ok(result?),
+        result = work => result?,
+        result = serve => result?,
     }
+    Ok(if for_good.load(Ordering::Relaxed) {
+        End::ForGood
+    } else {
+        End::ForNow
+    })
 }
 
 /// Sets everything up and runs it, beside the NRI connection. Ends only on an error. `taken_over` hears when
@@ -133,7 +159,7 @@ async fn work(
     taken_over: oneshot::Sender<()>,
 ) -> Result<(), RunError> {
     // Before anything is touched that another plugin may be at work with.
-    let sole = Sole::of(config).await?;
+    let sole = Sole::of(config, config.wait).await?;
     let endpoint = cri_endpoint(&config.cri_endpoints, was_launched).await?;
     let cri = cri::Client::connect(&endpoint.to_string())?;
     let client = kube::connect(config.kubeconfig.as_deref()).await?;
@@ -152,7 +178,7 @@ async fn work(
     let events = client.clone().map(|client| Events::new(client, node));
     let conditions = client.clone().map(Conditions::new);
     let containerd = containerd(&cri).await;
-    check_hook_path(&config.hook_path, endpoint.socket()).await?;
+    let (hook, copies) = hook(config, endpoint).await?;
     let tools = Arc::new(Tools {
         cri,
         containerd: containerd.clone(),
@@ -197,12 +223,13 @@ async fn work(
         let (registry, missed) = (Arc::clone(&registry), Arc::clone(&missed));
         tokio::spawn(follow_exits(registry, containerd, missed));
     }
-    let hook_socket = config.run_dir.join("hook.sock");
+    let hook_socket = config.run_dir.join(removal::HOOK_SOCKET);
     plugin.begin(Parts {
         registry: Arc::clone(&registry),
         declaration,
         records,
-        hook: config.hook_path.clone(),
+        hook,
+        copies,
         hook_socket: hook_socket.clone(),
         missed: Arc::clone(&missed),
     });
@@ -215,6 +242,27 @@ async fn work(
     loop {
         missed.notified().await;
         relist(&registry, Vec::new()).await;
+    }
+}
+
+/// Where the hook is, which the runtime can run there, and the copies beside it if this process has put it there.
+async fn hook(
+    config: &Config,
+    endpoint: &CriEndpoint,
+) -> Result<(PathBuf, Option<HookCopies>), RunError> {
+    match &config.hook {
+        HookPlace::There(path) => {
+            check_hook_path(path, endpoint.socket()).await?;
+            Ok((path.clone(), None))
+        }
+        HookPlace::Copy(dir) => {
+            let dir = dir.clone();
+            let late =
+                || tracing::error!("a disk does not answer: waiting until the hook is there");
+            let copies = dirs::answer_or(late, move || HookCopies::install(&dir)).await?;
+            check_hook_copy(copies.path())?;
+            Ok((copies.path().to_owned(), Some(copies)))
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use tokio::time::{sleep, timeout};
 use super::registry::{Registry, Sighting};
 use crate::cri::CONTAINER_NAME;
 use crate::driver::Driver;
+use crate::exit_hold::HookCopies;
 use crate::exit_hold::hook::HookArgs;
 use crate::ids::{ContainerId, ContainerName, ExitCode, SandboxId};
 use crate::kube::Declaration;
@@ -52,6 +53,8 @@ pub struct Parts {
     pub records: Records,
     /// Our executable, where the runtime finds it.
     pub hook: PathBuf,
+    /// Where copies of it are, if this process has put it there.
+    pub copies: Option<HookCopies>,
     /// Where the hooks ask.
     pub hook_socket: PathBuf,
     /// Wakes whoever compares with the runtime's lists: not from inside a handler, which would deadlock.
@@ -81,6 +84,13 @@ impl Reprise {
     #[must_use]
     pub fn gate(&self) -> Arc<Gate> {
         Arc::clone(&self.gate)
+    }
+
+    /// No other plugin follows: waits, for a while, for the restarts under way.
+    pub async fn finish(&self) {
+        if let Some(registry) = self.registry() {
+            registry.until_restarts_are_over().await;
+        }
     }
 
     /// Waits until what is being started has been; nothing is started from then on, or declared.
@@ -211,8 +221,13 @@ impl Plugin for Reprise {
         self.gate.set(false);
     }
 
-    async fn synchronize(&self, _pods: Vec<PodSandbox>, _containers: Vec<Container>) {
+    async fn synchronize(&self, _pods: Vec<PodSandbox>, containers: Vec<Container>) {
         self.gate.set(true);
+        if let Some(copies) = self.parts.get().and_then(|parts| parts.copies.clone()) {
+            let named = containers.iter().flat_map(hooks);
+            let named = named.map(|hook| PathBuf::from(&hook.path)).collect();
+            tokio::task::spawn_blocking(move || copies.remove_unnamed(named));
+        }
         if let Some(registry) = self.registry() {
             registry.reconnected();
         }
@@ -299,8 +314,12 @@ fn name(container: &Container) -> ContainerName {
 
 /// From the specification that the container was made from: an answer that was late has not adjusted it.
 fn is_hooked(container: &Container) -> bool {
-    let mut hooks = container.hooks.poststop.iter();
-    hooks.any(|hook| HookArgs::are_ours(&hook.args))
+    hooks(container).next().is_some()
+}
+
+fn hooks(container: &Container) -> impl Iterator<Item = &Hook> {
+    let hooks = container.hooks.poststop.iter();
+    hooks.filter(|hook| HookArgs::are_ours(&hook.args))
 }
 
 fn is_placeholder(container: &Container) -> bool {

@@ -31,6 +31,9 @@ const HIDDEN_INTERVAL: Duration = Duration::from_millis(20);
 const SAY_AFTER: Duration = Duration::from_secs(2);
 /// How long it waits after that.
 const STARTS_LIMIT: Duration = Duration::from_secs(8);
+/// How long a plugin without a successor waits for restarts under way, and between two looks.
+const RESTARTS_LIMIT: Duration = Duration::from_secs(12);
+const RESTARTS_INTERVAL: Duration = Duration::from_millis(50);
 /// Between two looks whether containers are still being stopped.
 const STOPS_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -172,6 +175,18 @@ impl Registry {
     /// Whether any pod's exits are held.
     pub fn holds(&self) -> bool {
         self.read(|entries| entries.by_sandbox.values().any(|driver| driver.holds()))
+    }
+
+    /// Waits until no pod restarts, but not for long: others may begin, and some wait for minutes.
+    pub async fn until_restarts_are_over(&self) {
+        let over = async {
+            while self.drivers().iter().any(|driver| driver.is_busy()) {
+                sleep(RESTARTS_INTERVAL).await;
+            }
+        };
+        if timeout(RESTARTS_LIMIT, over).await.is_err() {
+            tracing::warn!("ending although pods restart: the kubelet goes on with them");
+        }
     }
 
     /// Waits until what is being stopped and started has been. Nothing is started from then on: this process is about to end.

@@ -16,7 +16,7 @@ use crate::config::Config;
 use crate::dirs::{self, DirError};
 
 /// Its name in both directories, which may be shared ones: there is a `/run/lock` already.
-const FILE: &str = "reprise.lock";
+pub(super) const FILE: &str = "reprise.lock";
 /// Between two tries. Hooks wait for a successor in the middle of a restart.
 const INTERVAL: Duration = Duration::from_millis(100);
 /// What is read of who is there.
@@ -58,14 +58,14 @@ pub(super) struct Sole {
 }
 
 impl Sole {
-    /// Takes both, or says who has them; where that is wanted, waits for their end.
-    pub(super) async fn of(config: &Config) -> Result<Self, LockError> {
+    /// Takes both, or says who has them; if it is to `wait`, when those have ended.
+    pub(super) async fn of(config: &Config, wait: bool) -> Result<Self, LockError> {
         let mut said = false;
         loop {
             let (run_dir, state_dir) = (config.run_dir.clone(), config.state_dir.clone());
             let dirs = [&*config.run_dir, &*config.state_dir];
             match dirs::answer(dirs, move || Self::take(&run_dir, &state_dir)).await {
-                Err(LockError::Taken { path, who }) if config.wait => {
+                Err(LockError::Taken { path, who }) if wait => {
                     if !std::mem::replace(&mut said, true) {
                         tracing::info!(path = %path.display(), who, "another plugin is at work: waiting for its end");
                     }
