@@ -62,6 +62,10 @@ bench: ## How fast and how small, beside the kubelet's own restart and a new pod
 fuzz: ## Mutated input from everybody whom the plugin listens to, each kind for MINUTES=60
 	@hack/fuzz.sh --seconds $$(($(or $(MINUTES),60) * 60))
 
+.PHONY: chart
+chart: ## The Helm chart: lint, render, and whether deploy/kustomize is made from it
+	@hack/chart.sh check
+
 .PHONY: lint
 lint: ## Format, lints, the oldest compiler, dependencies, scripts
 	@hack/lint.sh

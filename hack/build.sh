@@ -4,6 +4,7 @@
 readonly NRI_VERSION=0.12.5
 readonly CRI_API_VERSION=0.37.2
 readonly CONTAINERD_API_VERSION=1.12.0
+readonly HELM_VERSION=4.3.1
 
 # gcc and libc6-dev: for the pause image, for runc, and for Rust to link with. g++: for libFuzzer.
 readonly DEBIAN_PACKAGES=(etcd-server containernetworking-plugins busybox-static iproute2
@@ -115,6 +116,12 @@ build_runc() { # VERSION TEMP
     CGO=1 go_build "$temp/src" "$temp/bin" "-X main.version=$version" seccomp "$path"
 }
 
+build_helm() { # VERSION TEMP
+    local version=$1 temp=$2 path=helm.sh/helm/v4
+    borrow_module "$temp/src" "$path" "$version"
+    go_build "$temp/src" "$temp/bin" "-X $path/internal/version.version=v$version" "" "$path/cmd/helm"
+}
+
 # Builds into a directory of its own and renames it, or the one program in it that is wanted, at the
 # end: what is there is whole.
 build_once() { # TARGET FUNCTION VERSION [PROGRAM]
@@ -145,6 +152,11 @@ ensure_kubernetes() { # VERSION PROGRAM...
             build_once "$dir/$program" build_kubernetes "$1" "$program"
     done
 }
+
+helm_bin() { echo "$CACHE/bin/helm-$HELM_VERSION"; }
+
+# For the chart alone; no node needs it.
+ensure_helm() { ensure "$(helm_bin)" build_helm "$HELM_VERSION"; }
 
 copy_protos() { # _ TEMP, see build_once
     local temp=$2

@@ -90,7 +90,7 @@ END
 # The plugin's rights are those that users give it. No controller is needed for the token of a service account; it lasts as
 # long as the certificates.
 write_plugin_credentials() {
-    kubectl apply -f "$HERE/../deploy/rbac.yaml" >>"$DIR/log/apiserver.log"
+    kubectl apply -f "$HERE/../deploy/kustomize/base/rbac.yaml" >>"$DIR/log/apiserver.log"
     write_kubeconfig plugin "$(kubectl create token reprise --namespace kube-system --duration 8760h)"
 }
 

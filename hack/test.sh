@@ -120,6 +120,9 @@ test_node() { # INDEX PART
     "$HERE/node.sh" up "$name" "${options[@]}" >"$output.env" || code=$?
     if ((code == 0)); then
         say "node $name is up"
+        # Before the scenarios: its admission policies would refuse their pods.
+        [[ $UNIT == no ]] || ((part > 1)) || REPRISE_NODE_ENV=$("$HERE/node.sh" env "$name" | sed -n 's/^NODE_DIR=//p')/env \
+            "$HERE/chart.sh" check --if-built || code=1
         REPRISE_NODE_ENV=$("$HERE/node.sh" env "$name" | sed -n 's/^NODE_DIR=//p')/env \
             "$SCENARIOS" --share-out "$WORK/$index.shares" "${order[@]}" "${RUNNER[@]}" | tee "$output.out" || code=$?
         "$HERE/node.sh" down "$name" || code=1

@@ -109,7 +109,7 @@ impl Declaration {
         match timeout(LIMIT, sent).await {
             Ok(Ok(node)) => Ok(node),
             Ok(Err(Error::Api(status))) if status.code == 403 => Err(format!(
-                "{}: it needs patch on nodes/status (deploy/rbac-declare.yaml)",
+                "{}: it needs patch on nodes/status (deploy/kustomize/components/declare/rbac.yaml)",
                 status.message
             )),
             Ok(Err(error)) => Err(error.to_string()),

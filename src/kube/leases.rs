@@ -21,10 +21,12 @@ pub enum LeaseError {
     #[error("somebody else has written it")]
     Conflict,
     /// It is not there.
-    #[error("there is no Lease {0}: apply deploy/hard-reset.yaml")]
+    #[error("there is no Lease {0}: apply deploy/kustomize/components/hard-reset/rbac.yaml")]
     Missing(String),
     /// The API server refuses.
-    #[error("Lease {0} may not be read and written: apply deploy/hard-reset.yaml")]
+    #[error(
+        "Lease {0} may not be read and written: apply deploy/kustomize/components/hard-reset/rbac.yaml"
+    )]
     Denied(String),
     /// The API server does not answer, or not as it should.
     #[error("the API server does not tell of Lease {0}: {1}")]
@@ -157,7 +159,8 @@ mod tests {
             let error = read(answer(code).body(body()).unwrap()).await.unwrap_err();
             let text = error.to_string();
             assert!(
-                text.contains("ns/l") && text.contains("deploy/hard-reset.yaml"),
+                text.contains("ns/l")
+                    && text.contains("deploy/kustomize/components/hard-reset/rbac.yaml"),
                 "{text}"
             );
         }

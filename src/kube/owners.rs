@@ -52,7 +52,7 @@ pub(crate) enum OwnerError {
     #[error("{0}")]
     None(String),
     /// It may not be known.
-    #[error("{0} may not be read: apply deploy/hard-reset.yaml")]
+    #[error("{0} may not be read: apply deploy/kustomize/components/hard-reset/rbac.yaml")]
     Denied(String),
     /// The API server does not tell.
     #[error("{0}")]

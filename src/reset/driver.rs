@@ -446,7 +446,7 @@ fn outcome(ending: Evicted) -> Outcome {
         Evicted::Changed => Outcome::Changed,
         Evicted::Refused(why) => Outcome::Refused(why),
         Evicted::Denied(right, message) => Outcome::Denied(format!(
-            "the plugin may not {right} ({message}): apply deploy/hard-reset.yaml"
+            "the plugin may not {right} ({message}): apply deploy/kustomize/components/hard-reset/rbac.yaml"
         )),
         Evicted::Away(why) => Outcome::Away(why),
     }

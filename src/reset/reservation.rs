@@ -18,7 +18,8 @@ use super::terms::Terms;
 use crate::ids::PodUid;
 use crate::kube::{LeaseError, SharedLease};
 
-/// Where the Lease is, which `deploy/hard-reset.yaml` makes: nobody may write there but administrators and the plugin.
+/// Where the Lease is, which `deploy/kustomize/components/hard-reset/rbac.yaml` makes: nobody may write there but
+/// administrators and the plugin.
 const NAMESPACE: &str = "kube-system";
 const NAME: &str = "reprise-hard-resets";
 /// The annotation of the Lease that holds the ledger.

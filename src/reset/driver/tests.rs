@@ -183,7 +183,8 @@ async fn without_the_right_to_it_nothing_happens_and_people_are_told_which_one_i
         panic!("{outcome:?}");
     };
     assert!(
-        why.contains("create pods/eviction") && why.contains("deploy/hard-reset.yaml"),
+        why.contains("create pods/eviction")
+            && why.contains("deploy/kustomize/components/hard-reset/rbac.yaml"),
         "{why}"
     );
     assert_eq!(cluster.reserved(), json!([]));

@@ -13,7 +13,7 @@ use crate::wait::{self, PATIENCE};
 
 /// The plugin's word that the declaration is its own.
 const CONDITION: &str = "reprise.dev/DeclaresFeatures";
-const RIGHTS: &str = "deploy/rbac-declare.yaml";
+const RIGHTS: &str = "deploy/kustomize/components/declare/rbac.yaml";
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
     telling_nodes_apart(scenarios![Alone:

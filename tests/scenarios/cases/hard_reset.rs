@@ -34,7 +34,7 @@ use crate::shape::Shape;
 use crate::stage::Stage;
 use crate::wait::{self, PATIENCE};
 
-const RIGHTS: &str = "deploy/hard-reset.yaml";
+const RIGHTS: &str = "deploy/kustomize/components/hard-reset/rbac.yaml";
 const ROLE: &str = "reprise-hard-reset";
 /// Of the right that the file leaves out.
 const DELETION: &str = "reprise-hard-reset-delete";
