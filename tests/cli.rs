@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
 
 const POD: &str = "
@@ -158,6 +158,35 @@ fn check_fails_on_a_missing_file_and_still_checks_the_others() {
         "{out}"
     );
     assert!(out.contains("Pod trainer"), "{out}");
+}
+
+fn repository(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+#[test]
+fn examples_in_the_documents_are_well_and_quoted_as_they_are() {
+    let cookbook = fs::read_to_string(repository("docs/use.md")).unwrap();
+    for entry in fs::read_dir(repository("docs/examples")).unwrap() {
+        let path = entry.unwrap().path();
+        let (code, out, error) = run(&["check", path.to_str().unwrap()]);
+        assert_eq!((code, error.as_str()), (Some(0), ""), "{out}");
+        assert!(out.contains("→ restart all containers in place"), "{out}");
+        let quoted = format!("```yaml\n{}```\n", fs::read_to_string(&path).unwrap());
+        assert!(cookbook.contains(&quoted), "{}", path.display());
+    }
+}
+
+#[test]
+fn every_flag_is_in_the_documents() {
+    let documents = fs::read_to_string(repository("docs/install.md")).unwrap();
+    let (_, help, _) = run(&["help", "run"]);
+    let lines = help.lines().map(str::trim_start);
+    for flag in lines.filter(|line| line.starts_with("--")) {
+        let name = flag.split([' ', '[']).next().unwrap();
+        let row = [format!("| `{name}`"), format!("| `{name} ")];
+        assert!(row.iter().any(|row| documents.contains(row)), "{name}");
+    }
 }
 
 /// A plugin beside a runtime that does not answer, so that it does nothing but be there.

@@ -1,4 +1,4 @@
-//! The restarts as bars, for the README.
+//! The restarts as bars, for docs/speed.md and the README.
 
 use std::fmt::Write;
 

@@ -123,7 +123,7 @@ impl Case {
         let ran = containers.iter().any(|it| it.state() == State::Running);
         let mut broken = now.containers.iter();
         let broken = broken.find(|(_, seen)| seen.state.contains("StartError"));
-        // The others may go on (see the README's limits).
+        // The others may go on (see docs/compatibility.md).
         let ended = (now.is_over() && !ran) || self.is_left_alone(&now);
         if ended && self.has_cancelled_start(broken.is_some()) {
             return Ok(Ok(CANCELLED));
@@ -255,7 +255,7 @@ const FORGOTTEN: &str = "exit 255 (Unknown)";
 const RESTARTED: &str = "restarted";
 const FAILED: &str = "failed";
 const LEFT_ALONE: &str = "is left alone";
-/// Plugin, kubelet or runtime ended while the runtime was starting a container for it (see the README's limits).
+/// Plugin, kubelet or runtime ended while the runtime was starting a container for it (see docs/compatibility.md).
 const CANCELLED: &str = "a start was cancelled";
 
 /// What nobody would ever take away, or what must never be.

@@ -122,7 +122,7 @@ async fn play(bout: &Bout, stage: &Stage, strikes: &Strikes) -> Result<String> {
     let words: Result<Vec<&str>> = outcomes.into_iter().collect();
     let mut words = words?.join(", ");
     match stage.no_container_ran_twice_at_once() {
-        // What is killed behind its shield, nobody kept the kubelet from starting again (see the README's limits).
+        // What is killed behind its shield, nobody kept the kubelet from starting again (see docs/compatibility.md).
         Err(_) if bout.takes_gate_away() => words += "; one ran twice for a moment",
         once => once?,
     }
