@@ -18,6 +18,14 @@ demo: ## See a pod restart in place, on a real node that it brings up itself: K8
 build: ## The plugin, as it is shipped
 	@cargo build --release --locked
 
+.PHONY: image
+image: ## The static executable, the image for amd64 and arm64, and what they are made of: ARCH=amd64
+	@hack/image.sh $(if $(ARCH),--arch $(ARCH))
+
+.PHONY: package
+package: ## A Debian package of the executable, its manual and the systemd unit
+	@hack/package.sh
+
 # A Kubernetes node on this machine (hack/README.md)
 
 .PHONY: node-up

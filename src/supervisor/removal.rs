@@ -98,7 +98,15 @@ pub async fn clean_all_nodes(config: &Config) -> Result<(), RemovalError> {
     let began = Instant::now();
     let mut said = began;
     // A node whose plugin is away holds up nobody but this process.
-    while !sets.is_gone().await.map_err(refused)? {
+    loop {
+        match sets.is_gone().await {
+            Ok(true) => break,
+            Ok(false) => {}
+            Err(source @ kube::ApiError::Api(_)) => return Err(refused(source)),
+            Err(error) => {
+                tracing::debug!(%error, "the API server does not answer, trying until it does")
+            }
+        }
         if began.elapsed() >= NODES_LIMIT {
             return Err(RemovalError::Late(name.clone()));
         }

@@ -1,0 +1,210 @@
+#!/usr/bin/env bash
+# The image and the chart as people install them, on a node that is up: a pod restarts through the DaemonSet, the DaemonSet is
+# upgraded while pods restart all the time, and what helm uninstalls leaves nothing on the node.
+#
+# Many functions are called by name, which shellcheck does not see:
+# shellcheck disable=SC2317
+set -euo pipefail
+
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+readonly HERE
+# shellcheck source=/dev/null
+source "$HERE/lib.sh"
+# shellcheck source=/dev/null
+source "$HERE/build.sh"
+
+readonly NAMESPACE=kube-system NEXT=localhost/reprise:next
+# Pods that restart while the plugin is replaced, and how often each does in all.
+readonly PODS=4 RESTARTS=12
+# Seconds for anything that is waited for: much more than it takes on a busy machine.
+PATIENCE=120
+
+usage() {
+    cat <<END
+usage: REPRISE_NODE_ENV=FILE hack/installed.sh ARCHIVE   with the env file of a node (hack/node.sh) and the image (hack/image.sh)
+--slow N: wait N times as long for everything
+END
+}
+
+kube() { "$KUBECTL" --kubeconfig "$KUBECONFIG" "$@"; }
+
+# Polls until COMMAND succeeds.
+until_true() { # WHAT COMMAND...
+    local what=$1 deadline=$((SECONDS + PATIENCE))
+    shift
+    until "$@" >/dev/null 2>&1; do
+        ((SECONDS < deadline)) || {
+            kube get pods -A -o wide >&2 || true
+            kube -n $NAMESPACE logs -l app.kubernetes.io/name=reprise --tail 20 --prefix >&2 || true
+            die "not within $PATIENCE s: $what"
+        }
+        sleep 0.5
+    done
+    say "$what"
+}
+
+# On a node that is not alone on its machine everything is somewhere else than the chart's values say.
+values() {
+    local dir=$NODE_DIR/installed
+    jq -n --arg nri "$NRI_SOCKET" --arg cri "${CRI_ENDPOINT#unix://}" --arg pods "$NODE_DIR/kubelet/pods" \
+        --arg static "$STATIC_POD_PATH" --arg dir "$dir" --arg shared "$(findmnt -no PROPAGATION -T "$NODE_DIR")" '{
+        image: {name: "localhost/reprise", pullPolicy: "Never"},
+        nri: {socket: $nri}, cri: {socket: $cri}, kubelet: {podsDir: $pods, staticPodPath: $static},
+        directories: {hook: ($dir + "/opt"), run: ($dir + "/run"), state: ($dir + "/state")},
+        mountPropagation: (if $shared | contains("shared") then "HostToContainer" else "None" end),
+        config: {"back-off": 0, "log-level": "debug"}}'
+}
+
+helm() { KUBECONFIG=$KUBECONFIG "$(helm_bin)/helm" --namespace $NAMESPACE "$@"; }
+
+# The same executable under another digest.
+import_images() {
+    local work
+    ctr -n k8s.io images import "$ARCHIVE" >/dev/null
+    IMAGE=$(ctr -n k8s.io images ls -q | grep '^localhost/reprise:' | grep -vx "$NEXT" | tail -n 1)
+    work=$(mktemp -d)
+    tar -xf "$ARCHIVE" -C "$work"
+    (
+        # shellcheck source=/dev/null
+        source "$HERE/images.sh"
+        mkdir "$work/root"
+        tar -xf "$work/blobs/sha256/$(layer_of "$work")" -C "$work/root"
+        echo next >>"$work/root/reprise"
+        pack_image "$work/root" "$NEXT" /reprise "$work/next.tar"
+    )
+    ctr -n k8s.io images import "$work/next.tar" >/dev/null
+    rm -rf "$work"
+    say "images: $IMAGE and $NEXT"
+}
+
+layer_of() { # LAYOUT
+    local digest
+    blob() { jq -r "$1" "$2/blobs/sha256/${3#sha256:}"; }
+    digest=$(jq -r '.manifests[0].digest' "$1/index.json")
+    digest=$(blob ".manifests[] | select(.platform.architecture == \"$(dpkg --print-architecture)\").digest" "$1" "$digest")
+    digest=$(blob '.layers[0].digest' "$1" "$digest")
+    echo "${digest#sha256:}"
+}
+
+ctr() { "${CTR_COMMAND[@]}" "$@"; }
+
+# A pod that writes down when its containers begin, and whose trainer asks for a restart every few seconds, COUNT times.
+make_pod() { # NAME COUNT
+    kube apply -f - >/dev/null <<END
+apiVersion: v1
+kind: Pod
+metadata:
+  name: $1
+  annotations:
+    restart-rules.reprise.dev/container.trainer: '[{action: RestartAllContainers, exitCodes: {operator: In, values: [42]}}]'
+spec:
+  nodeName: $NODE_NAME
+  restartPolicy: Never
+  terminationGracePeriodSeconds: 1
+  automountServiceAccountToken: false
+  volumes: [{name: work, emptyDir: {}}]
+  containers:
+    - name: trainer
+      image: $BUSYBOX_IMAGE
+      volumeMounts: [{name: work, mountPath: /work}]
+      command: [sh, -c, 'echo trainer >>/work/began; [ \$(grep -c trainer /work/began) -gt $2 ] || { sleep 3; exit 42; }; sleep 1000000']
+    - name: logger
+      image: $BUSYBOX_IMAGE
+      volumeMounts: [{name: work, mountPath: /work}]
+      command: [sh, -c, 'echo logger >>/work/began; exec sleep 1000000']
+END
+}
+
+# How often that container has begun, as it wrote down itself.
+began() { # POD CONTAINER
+    local uid
+    uid=$(kube get pod "$1" -o jsonpath='{.metadata.uid}')
+    grep -c "^$2\$" "$NODE_DIR/kubelet/pods/$uid/volumes/kubernetes.io~empty-dir/work/began"
+}
+
+has_restarted() { # POD COUNT
+    [[ $(began "$1" trainer) == $(($2 + 1)) && $(began "$1" logger) == $(($2 + 1)) ]] &&
+        [[ $(kube get pod "$1" -o json | jq -c '[.status.containerStatuses[] | select(.state.running) | .restartCount]') == "[$2,$2]" ]]
+}
+
+is_connected() { [[ $(kube -n $NAMESPACE logs daemonset/reprise 2>/dev/null | grep -c 'connected to NRI') -ge 1 ]]; }
+
+plugin_pods() { kube -n $NAMESPACE get pods -l app.kubernetes.io/name=reprise -o jsonpath='{range .items[*]}{.metadata.name}{"\n"}{end}'; }
+
+leaves_nothing() {
+    local left=()
+    [[ -z $(plugin_pods) ]] || left+=("pods of the plugin")
+    local dir
+    for dir in opt run state; do
+        [[ -z $(ls -A "$NODE_DIR/installed/$dir" 2>/dev/null) ]] || left+=("$(find "$NODE_DIR/installed/$dir" | head)")
+    done
+    local conditions
+    conditions=$(kube get pods -A -o json | jq -r '[.items[].status.conditions[]?.type
+        | select(test("^reprise.dev/|ContainersRestarting|PodRestarting"))] | unique | join(" ")')
+    [[ -z $conditions ]] || left+=("conditions: $conditions")
+    local unstarted
+    unstarted=$(kube get pods -A -o json | jq -r '[.items[].status.containerStatuses[]? | select(.state.running | not) | .name] | join(" ")')
+    [[ -z $unstarted ]] || left+=("containers that do not run: $unstarted")
+    ((!${#left[@]})) || die "left: ${left[*]}"
+    say "nothing is left on the node, and all pods run"
+}
+
+clean_up() {
+    local code=$?
+    trap - EXIT INT TERM
+    helm uninstall reprise --no-hooks >/dev/null 2>&1 || true
+    kube delete pods --all --grace-period 1 --wait=false >/dev/null 2>&1 || true
+    rm -rf "$NODE_DIR/installed"
+    exit "$code"
+}
+
+main() {
+    ARCHIVE=''
+    while (($#)); do
+        case $1 in
+        -h | --help) usage && exit ;;
+        --slow) PATIENCE=$((PATIENCE * ${2:?--slow needs a number})) && shift ;;
+        -*) usage >&2 && exit 2 ;;
+        *) ARCHIVE=$1 ;;
+        esac
+        shift
+    done
+    [[ -f $ARCHIVE ]] || die "which image? hack/image.sh makes one"
+    # shellcheck source=/dev/null
+    source "${REPRISE_NODE_ENV:?which node? hack/node.sh up names its env file}"
+    CTR_COMMAND=("$CTR" --address "${CRI_ENDPOINT#unix://}")
+    ensure_helm
+    trap clean_up EXIT
+    trap 'exit 130' INT TERM
+    mkdir -p "$NODE_DIR/installed"
+
+    import_images
+    values >"$NODE_DIR/installed/values.json"
+    helm install reprise "$HERE/../deploy/chart" --values "$NODE_DIR/installed/values.json" \
+        --set "image.tag=${IMAGE##*:}" --wait --timeout "${PATIENCE}s" >/dev/null
+    until_true "the DaemonSet's plugin is connected" is_connected
+
+    make_pod once 1
+    until_true "a pod has restarted in place, once" has_restarted once 1
+    local pod
+    for ((pod = 1; pod <= PODS; pod++)); do make_pod "busy-$pod" $RESTARTS; done
+    until_true "$PODS pods restart one after another" began "busy-$PODS" logger
+    local before
+    before=$(plugin_pods)
+    helm upgrade reprise "$HERE/../deploy/chart" --reuse-values --set image.tag="${NEXT##*:}" --timeout "${PATIENCE}s" >/dev/null
+    replaced() { [[ $(plugin_pods) != *"$before"* ]] && is_connected; }
+    until_true "the plugin was replaced meanwhile" replaced
+    for ((pod = 1; pod <= PODS; pod++)); do
+        until_true "busy-$pod has restarted $RESTARTS times, each container exactly" has_restarted "busy-$pod" $RESTARTS
+    done
+    [[ $(began once trainer) == 2 ]] || die "a pod restarted that nobody asked for"
+    local copies
+    copies=$(find "$NODE_DIR/installed/opt" -name 'reprise-*' | wc -l)
+    ((copies == 2)) || die "$copies hooks: that of the pod from before and the new one should be there"
+
+    helm uninstall reprise --timeout "${PATIENCE}s" >/dev/null
+    leaves_nothing
+    say "installed, upgraded and removed"
+}
+
+main "$@"
