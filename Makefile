@@ -51,7 +51,7 @@ test-all: ## Everything on all kubelets and containerds
 sim: ## Restarts in the simulator: CASES=1000000 SEED=N
 	@seed=$(or $(SEED),$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')); echo "seed $$seed"; \
 		PROPTEST_RNG_SEED=$$seed PROPTEST_CASES=$(or $(CASES),1000000) \
-		cargo test --locked --release --lib -- --nocapture sim::
+		cargo test --locked --release --package reprise --lib -- --nocapture sim::
 
 .PHONY: planted
 planted: ## Whether the simulator finds bugs that are put in

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::future::{Future, ready};
 
-use super::api::{Container, ContainerAdjustment, FailurePolicy, PodSandbox};
-use super::events::EventMask;
-use super::runtime::RuntimeInfo;
+use crate::api::{Container, ContainerAdjustment, FailurePolicy, PodSandbox};
+use crate::events::EventMask;
+use crate::runtime::RuntimeInfo;
 
 /// A plugin: one method per event, and none but [`events`](Self::events) mandatory. Implement the
 /// others as `async fn`.
@@ -29,7 +29,7 @@ pub trait Plugin: Send + Sync + 'static {
     }
 
     /// A runtime took the plugin in. `config` is what the runtime's configuration holds for a plugin
-    /// that it launched, else empty. To refuse ends [`Stub::run`](super::Stub::run).
+    /// that it launched, else empty. To refuse ends [`Stub::run`](crate::Stub::run).
     fn configure(
         &self,
         runtime: RuntimeInfo,

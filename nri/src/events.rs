@@ -3,8 +3,8 @@
 use std::fmt;
 use std::ops::{BitAnd, BitOr};
 
-use super::runtime::NriVersion;
-use super::wire::nri::Event;
+use crate::runtime::NriVersion;
+use crate::wire::nri::Event;
 
 /// A set of events, as NRI's `EventMask` (`pkg/api/event.go`, v0.12.5).
 ///
@@ -74,7 +74,7 @@ impl EventMask {
 
     /// The events that a runtime with this version of NRI knows: it refuses a plugin that subscribes
     /// to others (`configure`, `pkg/adaptation/plugin.go`). An unknown version counts as an old one.
-    pub(super) fn known_to(self, version: Option<NriVersion>) -> Self {
+    pub(crate) fn known_to(self, version: Option<NriVersion>) -> Self {
         let known = match version {
             Some(version) if version >= NriVersion::new(0, 10) => Self::SINCE_0_10,
             _ => Self::CLASSIC,

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-use super::plugin::Refusal;
+use crate::plugin::Refusal;
 
-/// Why a [`Stub`](super::Stub) could not be built, or stopped running.
+/// Why a [`Stub`](crate::Stub) could not be built, or stopped running.
 ///
 /// A runtime that goes away is not among them: the stub waits for it to come back.
 #[derive(Debug, Error)]

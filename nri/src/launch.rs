@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
-use super::error::NriError;
+use crate::error::NriError;
 
 const NAME: &str = "NRI_PLUGIN_NAME";
 const INDEX: &str = "NRI_PLUGIN_IDX";
@@ -20,9 +20,9 @@ const SOCKET: &str = "NRI_PLUGIN_SOCKET";
 /// connection ends. Its standard output goes nowhere.
 #[derive(Debug)]
 pub struct Launched {
-    pub(super) name: String,
-    pub(super) index: String,
-    pub(super) connection: UnixStream,
+    pub(crate) name: String,
+    pub(crate) index: String,
+    pub(crate) connection: UnixStream,
 }
 
 impl Launched {
@@ -31,7 +31,7 @@ impl Launched {
         Self::from_variables(|variable| env::var(variable).ok())
     }
 
-    pub(super) fn from_variables(
+    pub(crate) fn from_variables(
         get: impl Fn(&str) -> Option<String>,
     ) -> Result<Option<Self>, NriError> {
         let Some(socket) = get(SOCKET) else {

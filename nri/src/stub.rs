@@ -10,10 +10,10 @@ use tokio::net::UnixStream;
 use tokio::time::sleep;
 use tracing::{debug, error, info, warn};
 
-use super::error::NriError;
-use super::launch::Launched;
-use super::plugin::Plugin;
-use super::session::{self, Ended, Identity};
+use crate::error::NriError;
+use crate::launch::Launched;
+use crate::plugin::Plugin;
+use crate::session::{self, Ended, Identity};
 
 /// Where runtimes listen unless configured otherwise (`pkg/api/plugin.go`, v0.12.5). The runtime
 /// makes the socket anew when it starts: in a container, mount its directory.
