@@ -17,7 +17,28 @@ const SOCKET: &str = "NRI_PLUGIN_SOCKET";
 /// (`newLaunchedPlugin`, `pkg/adaptation/plugin.go`, v0.12.5).
 ///
 /// Such a plugin has no other chance: the runtime never launches it again, and kills it when the
-/// connection ends. Its standard output goes nowhere.
+/// connection ends. Its output goes nowhere, and its environment has nothing else. The runtime takes
+/// index and name from the file's name, `10-exits`, and what [`Plugin::configure`] is given from
+/// `10-exits.conf` or `exits.conf` in `/etc/nri/conf.d`.
+///
+/// ```no_run
+/// # use nri::{EventMask, Launched, NriError, Plugin, Stub};
+/// # struct Exits;
+/// # impl Plugin for Exits {
+/// #     fn events(&self) -> EventMask { EventMask::STOP_CONTAINER }
+/// # }
+/// # fn main() -> Result<(), NriError> {
+/// // Launched, or started by anybody else, who may choose.
+/// let mut builder = Stub::builder(Exits).name("exits").index("10");
+/// if let Some(launched) = Launched::from_env()? {
+///     builder = builder.launched(launched);
+/// }
+/// let stub = builder.build()?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// [`Plugin::configure`]: crate::Plugin::configure
 #[derive(Debug)]
 pub struct Launched {
     pub(crate) name: String,
@@ -26,7 +47,8 @@ pub struct Launched {
 }
 
 impl Launched {
-    /// Reads the environment: nothing if no runtime launched this process.
+    /// Reads `NRI_PLUGIN_SOCKET`, `NRI_PLUGIN_NAME` and `NRI_PLUGIN_IDX`: nothing if no runtime
+    /// launched this process, [`NriError::Launch`] if what it passed on cannot be used.
     pub fn from_env() -> Result<Option<Self>, NriError> {
         Self::from_variables(|variable| env::var(variable).ok())
     }

@@ -49,6 +49,13 @@ fn milliseconds(field: i64) -> Option<Duration> {
 }
 
 /// A version of NRI. Patches do not change the protocol.
+///
+/// ```
+/// use nri::NriVersion;
+///
+/// assert!(NriVersion::new(0, 9) < NriVersion::new(0, 12));
+/// assert_eq!(NriVersion::new(0, 12).to_string(), "0.12");
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NriVersion {
     major: u32,
