@@ -75,5 +75,5 @@ chart: ## The Helm chart: lint, render, and whether deploy/kustomize is made fro
 	@hack/chart.sh check
 
 .PHONY: lint
-lint: ## Format, lints, the oldest compiler, dependencies, scripts
+lint: ## Format, lints, documentation, the oldest compiler, dependencies, what would be published, scripts
 	@hack/lint.sh
