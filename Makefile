@@ -51,7 +51,7 @@ test-all: ## Everything on all kubelets and containerds
 sim: ## Restarts in the simulator: CASES=1000000 SEED=N
 	@seed=$(or $(SEED),$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')); echo "seed $$seed"; \
 		PROPTEST_RNG_SEED=$$seed PROPTEST_CASES=$(or $(CASES),1000000) \
-		cargo test --locked --release --lib -- --nocapture sim::
+		cargo test --locked --release --package reprise --lib -- --nocapture sim::
 
 .PHONY: planted
 planted: ## Whether the simulator finds bugs that are put in
@@ -75,5 +75,5 @@ chart: ## The Helm chart: lint, render, and whether deploy/kustomize is made fro
 	@hack/chart.sh check
 
 .PHONY: lint
-lint: ## Format, lints, the oldest compiler, dependencies, scripts
+lint: ## Format, lints, documentation, the oldest compiler, dependencies, what would be published, scripts
 	@hack/lint.sh

@@ -77,7 +77,7 @@ build_plugin() {
     local target
     target=$(cargo metadata --locked --no-deps --format-version 1 | jq -r .target_directory)
     BINARY=$target/release/reprise
-    if [[ ! -x $BINARY || -n $(find src protos build.rs Cargo.toml Cargo.lock -newer "$BINARY") ]]; then
+    if [[ ! -x $BINARY || -n $(find src protos nri build.rs Cargo.toml Cargo.lock -newer "$BINARY") ]]; then
         cargo build --locked --quiet
         BINARY=$target/debug/reprise
     fi

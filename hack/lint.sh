@@ -51,6 +51,13 @@ check_dependencies() {
     fi
 }
 
+# The crate that is for others must be whole without the rest of this tree.
+check_publishing() {
+    local package=(--locked --allow-dirty --package nri)
+    # Without the network only the registry is not asked.
+    cargo publish --dry-run "${package[@]}" || cargo package --offline "${package[@]}"
+}
+
 check_scripts() {
     if ! command -v shellcheck >/dev/null; then
         echo "installing shellcheck"
@@ -77,10 +84,14 @@ step "format"
 cargo fmt --all --check
 step "lints"
 cargo clippy --locked --all-targets -- -D warnings
+step "documentation"
+RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --package nri
 step "oldest compiler"
 check_oldest_compiler
 step "dependencies"
 check_dependencies
+step "publishing"
+check_publishing
 step "scripts"
 check_scripts
 step "chart"

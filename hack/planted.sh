@@ -26,7 +26,7 @@ find_bug() { # PATCH
         printf 'BROKEN  %s: it does not apply\n' "$(basename "$1" .patch)"
         return 1
     fi
-    (cd "$TREE/tree" && cargo test --locked --quiet --lib -- --nocapture sim::) >"$log" 2>&1 || code=$?
+    (cd "$TREE/tree" && cargo test --locked --quiet --package reprise --lib -- --nocapture sim::) >"$log" 2>&1 || code=$?
     patch --quiet --strip=1 --reverse --directory "$TREE/tree" <"$1"
     local found
     found=$(complaint "$log")

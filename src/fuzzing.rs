@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use nri::{Plugin, Stub, StubBuilder};
 use tokio::sync::Notify;
 
 use crate::cri;
 use crate::driver::Tools;
 use crate::kube::Pods;
-use crate::nri::{Plugin, Stub, StubBuilder};
 use crate::plan::RestartId;
 use crate::replay::Attempt;
 use crate::supervisor::{Parts, Registry, Reprise};

@@ -15,7 +15,6 @@ pub mod ids;
 pub mod kube;
 pub mod log;
 pub mod node;
-pub mod nri;
 pub mod plan;
 pub mod policy;
 pub mod records;

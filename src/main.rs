@@ -5,12 +5,12 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use anyhow::Context;
+use nri::Launched;
 use reprise::check;
 use reprise::cli::{CleanupArgs, Cli, Command};
 use reprise::config::{Config, LogFormat, RunArgs};
 use reprise::exit_hold::hook;
 use reprise::log::{Escaping, LastLines, Queue};
-use reprise::nri::Launched;
 use reprise::supervisor::{self, End};
 use tikv_jemallocator::Jemalloc;
 use tokio::signal::unix::{SignalKind, signal};
@@ -111,11 +111,11 @@ fn asked_to_stop() -> io::Result<impl Future<Output = ()>> {
 
 /// Lines are lost rather than waited for: whoever reads them must not hold up a node.
 fn log_to_stderr(config: &Config) -> io::Result<LastLines> {
-    // Libraries have their say only when something is wrong with them.
+    // Libraries have their say only when something is wrong with them; `nri` is one of ours.
     let level = tracing::Level::from(config.log_level);
     let ours = Targets::new()
         .with_default(level.min(tracing::Level::WARN))
-        .with_target("reprise", level);
+        .with_targets([("reprise", level), ("nri", level)]);
     let registry = tracing_subscriber::registry().with(ours);
     let (to_stderr, last) = Queue::to(io::stderr())?;
     let lines = tracing_subscriber::fmt::layer()

@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::UnixListener;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
 
@@ -236,6 +237,27 @@ impl Drop for Plugin {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+#[test]
+fn what_the_nri_stub_has_to_say_is_in_the_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let (runtime, ours) = UnixStream::pair().unwrap();
+    let plugin = Plugin::command(dir.path());
+    // A runtime that launches a plugin gives it the connection as descriptor 3.
+    let mut command = Command::new("/bin/sh");
+    command
+        .args(["-c", "exec \"$@\" 3<&0", "sh"])
+        .arg(plugin.get_program())
+        .args(plugin.get_args())
+        .env_clear()
+        .envs([("NRI_PLUGIN_NAME", "reprise"), ("NRI_PLUGIN_IDX", "10")])
+        .env("NRI_PLUGIN_SOCKET", "3")
+        .stdin(OwnedFd::from(ours))
+        .stderr(Stdio::piped());
+    let mut plugin = Plugin::start(command);
+    drop(runtime);
+    plugin.says("the connection to the runtime that launched this plugin ended");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Compares the definitions in `protos/` with those that they stand for.
+//! Compares the definitions in `protos/` and `nri/protos/` with those that they stand for.
 //!
 //! Whatever is in ours must be in upstream's, the same: packages, services, methods, messages,
 //! fields, enums, and their values. Upstream's are read from where these variables say:
@@ -22,8 +22,13 @@ use protox::prost_reflect::{
 #[test]
 #[ignore = "needs the upstream definitions, see `make test`"]
 fn ours_are_upstreams() {
-    let ours = files_below(&Path::new(env!("CARGO_MANIFEST_DIR")).join("protos"));
-    assert!(!ours.is_empty());
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut ours = Vec::new();
+    for directory in ["protos", "nri/protos"] {
+        let files = files_below(&root.join(directory));
+        assert!(!files.is_empty(), "{directory}");
+        ours.extend(files);
+    }
     let packages: BTreeSet<String> = ours.iter().map(package).collect();
     let upstream = upstream_files();
     let counterparts: Vec<String> = upstream

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use nri::{Launched, NriError, Stub};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::{sleep, timeout};
 use tokio_stream::StreamExt;
@@ -31,7 +32,6 @@ use crate::kube::{
     StaticPods,
 };
 use crate::node::OLDEST_LIST;
-use crate::nri::{Launched, NriError, Stub};
 use crate::records::{Records, RecordsError};
 use crate::report::Reporter;
 use crate::reset::{self, Resets};

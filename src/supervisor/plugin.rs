@@ -5,6 +5,11 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use futures::future::join;
+use nri::api::{
+    Container, ContainerAdjustment, ContainerState, FailurePolicy, Hook, Hooks, OptionalInt,
+    PodSandbox,
+};
+use nri::{EventMask, Plugin, Refusal, RuntimeInfo};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep, timeout};
 
@@ -16,11 +21,6 @@ use crate::exit_hold::hook::HookArgs;
 use crate::ids::{ContainerId, ContainerName, ExitCode, SandboxId};
 use crate::kube::Declaration;
 use crate::node::{Instance, Maker};
-use crate::nri::api::{
-    Container, ContainerAdjustment, ContainerState, FailurePolicy, Hook, Hooks, OptionalInt,
-    PodSandbox,
-};
-use crate::nri::{EventMask, Plugin, Refusal, RuntimeInfo};
 use crate::records::Records;
 use crate::restart::pod::Gate;
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use reprise::nri::api::{Container, PodSandbox};
-use reprise::nri::{EventMask, Plugin, Stub};
+use nri::api::{Container, PodSandbox};
+use nri::{EventMask, Plugin, Stub};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::sleep;
 

@@ -22,12 +22,12 @@ use ttrpc::r#async::{Client, Server, TtrpcContext};
 use ttrpc::context::{Context, with_duration};
 use ttrpc::{Code, get_status};
 
-use crate::nri::mux::{PLUGIN, RUNTIME};
-use crate::nri::wire::nri::{
+use crate::mux::{PLUGIN, RUNTIME};
+use crate::wire::nri::{
     ConfigureRequest, ConfigureResponse, Container, Empty, PodSandbox, RegisterPluginRequest,
     SynchronizeRequest, SynchronizeResponse,
 };
-use crate::nri::wire::nri_ttrpc::{self, PluginClient, create_runtime};
+use crate::wire::nri_ttrpc::{self, PluginClient, create_runtime};
 
 /// Far beyond what anything here takes: only decides when a broken test gives up.
 const PATIENCE: Duration = Duration::from_secs(20);

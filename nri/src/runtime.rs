@@ -3,11 +3,11 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::wire::nri::ConfigureRequest;
+use crate::wire::nri::ConfigureRequest;
 
 /// How long runtimes wait unless they say otherwise (`pkg/api/timeouts.go`, v0.12.5).
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(5);
-pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What the runtime says of itself when it configures the plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub struct RuntimeInfo {
 }
 
 impl RuntimeInfo {
-    pub(super) fn from_wire(request: &ConfigureRequest) -> Self {
+    pub(crate) fn from_wire(request: &ConfigureRequest) -> Self {
         Self {
             nri_version: NriVersion::parse(&request.NRI_version)
                 .or_else(|| NriVersion::infer(&request.runtime_name, &request.runtime_version)),
@@ -49,6 +49,13 @@ fn milliseconds(field: i64) -> Option<Duration> {
 }
 
 /// A version of NRI. Patches do not change the protocol.
+///
+/// ```
+/// use nri::NriVersion;
+///
+/// assert!(NriVersion::new(0, 9) < NriVersion::new(0, 12));
+/// assert_eq!(NriVersion::new(0, 12).to_string(), "0.12");
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NriVersion {
     major: u32,

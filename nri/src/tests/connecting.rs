@@ -7,11 +7,11 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 
-use crate::nri::api::{Container, PodSandbox};
-use crate::nri::testing::{
+use crate::api::{Container, PodSandbox};
+use crate::testing::{
     Connection, Recorder, Registration, Running, Runtime, connected, containerd, soon, stop,
 };
-use crate::nri::{EventMask, Launched, NriError, Stub};
+use crate::{EventMask, Launched, NriError, Stub};
 
 #[tokio::test]
 async fn a_plugin_registers_and_is_configured_and_synchronised() {

@@ -8,11 +8,9 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::runtime::{Connection, Runtime, in_two_seconds, soon};
-use crate::nri::api::{Container, ContainerAdjustment, FailurePolicy, Hook, PodSandbox};
-use crate::nri::wire::nri::{
-    CreateContainerRequest, CreateContainerResponse, StopContainerRequest,
-};
-use crate::nri::{EventMask, NriError, NriVersion, Plugin, Refusal, RuntimeInfo, Stub};
+use crate::api::{Container, ContainerAdjustment, FailurePolicy, Hook, PodSandbox};
+use crate::wire::nri::{CreateContainerRequest, CreateContainerResponse, StopContainerRequest};
+use crate::{EventMask, NriError, NriVersion, Plugin, Refusal, RuntimeInfo, Stub};
 
 /// Tells of every call. What it does with a container is in the container's name.
 pub(crate) struct Recorder {

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
-use super::error::NriError;
+use crate::error::NriError;
 
 const NAME: &str = "NRI_PLUGIN_NAME";
 const INDEX: &str = "NRI_PLUGIN_IDX";
@@ -17,21 +17,43 @@ const SOCKET: &str = "NRI_PLUGIN_SOCKET";
 /// (`newLaunchedPlugin`, `pkg/adaptation/plugin.go`, v0.12.5).
 ///
 /// Such a plugin has no other chance: the runtime never launches it again, and kills it when the
-/// connection ends. Its standard output goes nowhere.
+/// connection ends. Its output goes nowhere, and its environment has nothing else. The runtime takes
+/// index and name from the file's name, `10-exits`, and what [`Plugin::configure`] is given from
+/// `10-exits.conf` or `exits.conf` in `/etc/nri/conf.d`.
+///
+/// ```no_run
+/// # use nri::{EventMask, Launched, NriError, Plugin, Stub};
+/// # struct Exits;
+/// # impl Plugin for Exits {
+/// #     fn events(&self) -> EventMask { EventMask::STOP_CONTAINER }
+/// # }
+/// # fn main() -> Result<(), NriError> {
+/// // Launched, or started by anybody else, who may choose.
+/// let mut builder = Stub::builder(Exits).name("exits").index("10");
+/// if let Some(launched) = Launched::from_env()? {
+///     builder = builder.launched(launched);
+/// }
+/// let stub = builder.build()?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// [`Plugin::configure`]: crate::Plugin::configure
 #[derive(Debug)]
 pub struct Launched {
-    pub(super) name: String,
-    pub(super) index: String,
-    pub(super) connection: UnixStream,
+    pub(crate) name: String,
+    pub(crate) index: String,
+    pub(crate) connection: UnixStream,
 }
 
 impl Launched {
-    /// Reads the environment: nothing if no runtime launched this process.
+    /// Reads `NRI_PLUGIN_SOCKET`, `NRI_PLUGIN_NAME` and `NRI_PLUGIN_IDX`: nothing if no runtime
+    /// launched this process, [`NriError::Launch`] if what it passed on cannot be used.
     pub fn from_env() -> Result<Option<Self>, NriError> {
         Self::from_variables(|variable| env::var(variable).ok())
     }
 
-    pub(super) fn from_variables(
+    pub(crate) fn from_variables(
         get: impl Fn(&str) -> Option<String>,
     ) -> Result<Option<Self>, NriError> {
         let Some(socket) = get(SOCKET) else {

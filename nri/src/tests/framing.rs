@@ -1,6 +1,6 @@
 //! What is on the wire, byte by byte.
 
-use crate::nri::testing::{connected, create, frame, stop};
+use crate::testing::{connected, create, frame, stop};
 
 #[tokio::test]
 async fn a_reply_of_any_size_is_framed_so_that_go_can_read_it() {

@@ -16,11 +16,11 @@ use ttrpc::r#async::transport::{Listener, Socket};
 use ttrpc::r#async::{Client, Server};
 use ttrpc::context::Context;
 
-use super::mux::{self, Closed};
-use super::plugin::{Plugin, Refusal};
-use super::service::{Progress, Service};
-use super::wire::nri::RegisterPluginRequest;
-use super::wire::nri_ttrpc::{RuntimeClient, create_plugin};
+use crate::mux::{self, Closed};
+use crate::plugin::{Plugin, Refusal};
+use crate::service::{Progress, Service};
+use crate::wire::nri::RegisterPluginRequest;
+use crate::wire::nri_ttrpc::{RuntimeClient, create_plugin};
 
 /// The version of NRI that the stub follows, for the runtime's log.
 const NRI_VERSION: &str = "v0.12.5";
@@ -35,14 +35,14 @@ const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Who the plugin is to the runtime.
 #[derive(Debug, Clone)]
-pub(super) struct Identity {
-    pub(super) name: String,
-    pub(super) index: String,
+pub(crate) struct Identity {
+    pub(crate) name: String,
+    pub(crate) index: String,
 }
 
 /// How a session ended.
 #[derive(Debug)]
-pub(super) enum Ended {
+pub(crate) enum Ended {
     /// The runtime refused to register the plugin.
     RegistrationRefused(String),
     /// The plugin refused its configuration.
@@ -52,7 +52,7 @@ pub(super) enum Ended {
 }
 
 /// Registers and serves the plugin over `trunk`. Dropping the future ends the session.
-pub(super) async fn run<P: Plugin>(
+pub(crate) async fn run<P: Plugin>(
     trunk: UnixStream,
     identity: &Identity,
     plugin: &Arc<P>,

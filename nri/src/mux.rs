@@ -16,9 +16,9 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::Mutex;
 
 /// Where the plugin is the server (`PluginServiceConn`).
-pub(super) const PLUGIN: u32 = 1;
+pub(crate) const PLUGIN: u32 = 1;
 /// Where the runtime is the server (`RuntimeServiceConn`).
-pub(super) const RUNTIME: u32 = 2;
+pub(crate) const RUNTIME: u32 = 2;
 
 const FRAME_HEADER: usize = 8;
 const TTRPC_HEADER: usize = 10;
@@ -35,7 +35,7 @@ const PIPE: usize = 64 << 10;
 
 /// Why a multiplexed connection ended.
 #[derive(Debug, Error)]
-pub(super) enum Closed {
+pub(crate) enum Closed {
     #[error("the runtime closed the connection")]
     ByRuntime,
     #[error("the connection broke: {0}")]
@@ -47,14 +47,14 @@ pub(super) enum Closed {
 }
 
 /// The plugin's ends of the two connections.
-pub(super) struct Connections {
-    pub(super) plugin: DuplexStream,
-    pub(super) runtime: DuplexStream,
+pub(crate) struct Connections {
+    pub(crate) plugin: DuplexStream,
+    pub(crate) runtime: DuplexStream,
 }
 
 /// Multiplexes two connections over `trunk` for as long as the returned future is polled. It
 /// completes when the connection ends; to drop it closes the connection.
-pub(super) fn multiplex(trunk: UnixStream) -> (Connections, impl Future<Output = Closed>) {
+pub(crate) fn multiplex(trunk: UnixStream) -> (Connections, impl Future<Output = Closed>) {
     let (plugin, plugin_pipe) = duplex(PIPE);
     let (runtime, runtime_pipe) = duplex(PIPE);
     let connections = Connections { plugin, runtime };

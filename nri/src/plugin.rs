@@ -1,14 +1,48 @@
 //! What a plugin author writes.
 
+use std::error::Error;
 use std::fmt;
 use std::future::{Future, ready};
 
-use super::api::{Container, ContainerAdjustment, FailurePolicy, PodSandbox};
-use super::events::EventMask;
-use super::runtime::RuntimeInfo;
+use crate::api::{Container, ContainerAdjustment, FailurePolicy, PodSandbox};
+use crate::events::EventMask;
+use crate::runtime::RuntimeInfo;
 
-/// A plugin: one method per event, and none but [`events`](Self::events) mandatory. Implement the
-/// others as `async fn`.
+/// A plugin: one method per event, of the same name, and none but [`events`](Self::events) mandatory.
+/// Implement the others as `async fn`.
+///
+/// ```
+/// use nri::api::{Container, ContainerAdjustment, Mount, PodSandbox};
+/// use nri::{EventMask, Plugin, Refusal};
+///
+/// /// Gives containers the node's time zone.
+/// struct TimeZone;
+///
+/// impl Plugin for TimeZone {
+///     fn events(&self) -> EventMask {
+///         EventMask::CREATE_CONTAINER
+///     }
+///
+///     async fn create_container(
+///         &self,
+///         _pod: PodSandbox,
+///         container: Container,
+///     ) -> Result<ContainerAdjustment, Refusal> {
+///         let mut adjustment = ContainerAdjustment::new();
+///         let there = |mount: &Mount| mount.destination == "/etc/localtime";
+///         if !container.mounts.iter().any(there) {
+///             adjustment.mounts.push(Mount {
+///                 destination: "/etc/localtime".into(),
+///                 type_: "bind".into(),
+///                 source: "/etc/localtime".into(),
+///                 options: vec!["bind".into(), "ro".into()],
+///                 ..Mount::new()
+///             });
+///         }
+///         Ok(adjustment)
+///     }
+/// }
+/// ```
 ///
 /// A runtime handles one event at a time for the whole node and drops a plugin that takes two
 /// seconds over one, so methods should record, decide, and return in milliseconds. Calling the
@@ -29,7 +63,7 @@ pub trait Plugin: Send + Sync + 'static {
     }
 
     /// A runtime took the plugin in. `config` is what the runtime's configuration holds for a plugin
-    /// that it launched, else empty. To refuse ends [`Stub::run`](super::Stub::run).
+    /// that it launched, else empty. To refuse ends [`Stub::run`](crate::Stub::run).
     fn configure(
         &self,
         runtime: RuntimeInfo,
@@ -188,6 +222,24 @@ pub trait Plugin: Send + Sync + 'static {
 }
 
 /// A plugin's "no", with the reason that the runtime passes on.
+///
+/// Of a container that was refused, the kubelet reports the reason in the pod's events and statuses.
+///
+/// ```
+/// use nri::Refusal;
+/// use nri::api::Container;
+///
+/// fn check(container: &Container) -> Result<(), Refusal> {
+///     if container.labels.contains_key("owner") {
+///         Ok(())
+///     } else {
+///         Err(Refusal::new(format!("{} has no owner", container.name)))
+///     }
+/// }
+///
+/// let refusal = check(&Container::new()).unwrap_err();
+/// assert_eq!(refusal.to_string(), " has no owner");
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal(String);
 
@@ -203,3 +255,5 @@ impl fmt::Display for Refusal {
         f.write_str(&self.0)
     }
 }
+
+impl Error for Refusal {}

@@ -14,10 +14,10 @@ use tracing::{error, warn};
 use ttrpc::r#async::TtrpcContext;
 use ttrpc::{Code, get_status};
 
-use super::api::{Container, ContainerAdjustment, PodSandbox};
-use super::plugin::{Plugin, Refusal};
-use super::runtime::{REQUEST_TIMEOUT, RuntimeInfo};
-use super::wire::nri::{
+use crate::api::{Container, ContainerAdjustment, PodSandbox};
+use crate::plugin::{Plugin, Refusal};
+use crate::runtime::{REQUEST_TIMEOUT, RuntimeInfo};
+use crate::wire::nri::{
     ConfigureRequest, ConfigureResponse, CreateContainerRequest, CreateContainerResponse, Empty,
     Event, PostCreateContainerRequest, PostCreateContainerResponse, PostStartContainerRequest,
     PostStartContainerResponse, PostUpdateContainerRequest, PostUpdateContainerResponse,
@@ -29,21 +29,21 @@ use super::wire::nri::{
     UpdateContainerResponse, UpdatePodSandboxRequest, UpdatePodSandboxResponse,
     ValidateContainerAdjustmentRequest, ValidateContainerAdjustmentResponse,
 };
-use super::wire::nri_ttrpc;
+use crate::wire::nri_ttrpc;
 
 /// From here on, a call of the plugin is worth a warning: the whole node waits for it.
 const SLOW: Duration = Duration::from_millis(100);
 
 /// What the service tells the session that it serves.
 #[derive(Debug)]
-pub(super) enum Progress {
+pub(crate) enum Progress {
     Configured(RuntimeInfo),
     Refused(Refusal),
     Synchronized,
 }
 
 /// The plugin as the runtime sees it, for one connection.
-pub(super) struct Service<P> {
+pub(crate) struct Service<P> {
     plugin: Arc<P>,
     progress: UnboundedSender<Progress>,
     runtime: OnceLock<RuntimeInfo>,
@@ -52,7 +52,7 @@ pub(super) struct Service<P> {
 }
 
 impl<P: Plugin> Service<P> {
-    pub(super) fn new(plugin: Arc<P>, progress: UnboundedSender<Progress>) -> Self {
+    pub(crate) fn new(plugin: Arc<P>, progress: UnboundedSender<Progress>) -> Self {
         Self {
             plugin,
             progress,

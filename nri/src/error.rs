@@ -5,12 +5,14 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-use super::plugin::Refusal;
+use crate::plugin::Refusal;
 
-/// Why a [`Stub`](super::Stub) could not be built, or stopped running.
+/// Why a [`Stub`](crate::Stub) could not be built, or stopped running.
 ///
-/// A runtime that goes away is not among them: the stub waits for it to come back.
+/// A runtime that goes away is not among them: the stub waits for it to come back. The messages say
+/// what to do, so show them to whoever starts the plugin.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum NriError {
     /// The name is not one that runtimes accept (`CheckPluginName`, `pkg/api/plugin.go`, v0.12.5).
     #[error("plugin name {0:?} is empty or has characters other than A-Z, a-z, 0-9 and -_.+")]

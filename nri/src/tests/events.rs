@@ -10,16 +10,16 @@ use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::time::Instant;
 
-use crate::nri::api::{Container, ContainerAdjustment, Image, PodSandbox};
-use crate::nri::testing::{
+use crate::api::{Container, ContainerAdjustment, Image, PodSandbox};
+use crate::testing::{
     Running, Runtime, connected, container, containerd, create, in_two_seconds, pod, soon, stop,
 };
-use crate::nri::wire::nri as wire;
-use crate::nri::wire::nri::{
+use crate::wire::nri as wire;
+use crate::wire::nri::{
     CreateContainerRequest, Empty, Event, StateChangeEvent, StopContainerRequest,
     ValidateContainerAdjustmentRequest,
 };
-use crate::nri::{EventMask, NriError, Plugin, Stub};
+use crate::{EventMask, NriError, Plugin, Stub};
 
 #[tokio::test]
 async fn each_event_reaches_its_method_by_a_request_of_its_own() {

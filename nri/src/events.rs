@@ -3,19 +3,31 @@
 use std::fmt;
 use std::ops::{BitAnd, BitOr};
 
-use super::runtime::NriVersion;
-use super::wire::nri::Event;
+use crate::runtime::NriVersion;
+use crate::wire::nri::Event;
 
 /// A set of events, as NRI's `EventMask` (`pkg/api/event.go`, v0.12.5).
 ///
 /// Runtimes take an empty mask for a subscription to everything, and drop a plugin that subscribes
 /// to what they do not know; the stub sees to both.
+///
+/// ```
+/// use nri::EventMask;
+///
+/// let events = EventMask::CREATE_CONTAINER | EventMask::STOP_CONTAINER;
+/// assert!(events.contains(EventMask::STOP_CONTAINER));
+/// assert!((events & EventMask::RUN_POD_SANDBOX).is_empty());
+/// assert!(EventMask::ALL.contains(events));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct EventMask(i32);
 
 impl EventMask {
     /// No event.
     pub const NONE: Self = Self(0);
+    /// Every event that is named here. It is worth to name those that are needed instead: the node
+    /// waits for each.
+    pub const ALL: Self = Self(0x3fff);
     /// A pod's sandbox is created, before its containers.
     pub const RUN_POD_SANDBOX: Self = Self::of(Event::RUN_POD_SANDBOX);
     /// A pod's sandbox is stopped.
@@ -45,10 +57,8 @@ impl EventMask {
     /// All plugins have adjusted a container, and the result can be refused. Since NRI 0.10.
     pub const VALIDATE_CONTAINER_ADJUSTMENT: Self = Self::of(Event::VALIDATE_CONTAINER_ADJUSTMENT);
 
-    /// What every runtime knows.
+    /// What runtimes know before NRI 0.10.
     const CLASSIC: Self = Self(0x7ff);
-    /// What runtimes know since NRI 0.10.
-    const SINCE_0_10: Self = Self(0x3fff);
 
     const fn of(event: Event) -> Self {
         Self(1 << (event as i32 - 1))
@@ -66,7 +76,7 @@ impl EventMask {
         self.0 & other.0 == other.0
     }
 
-    /// The mask as the wire has it.
+    /// The mask as the wire has it: the bit of an event is its number less one.
     #[must_use]
     pub const fn bits(self) -> i32 {
         self.0
@@ -74,9 +84,9 @@ impl EventMask {
 
     /// The events that a runtime with this version of NRI knows: it refuses a plugin that subscribes
     /// to others (`configure`, `pkg/adaptation/plugin.go`). An unknown version counts as an old one.
-    pub(super) fn known_to(self, version: Option<NriVersion>) -> Self {
+    pub(crate) fn known_to(self, version: Option<NriVersion>) -> Self {
         let known = match version {
-            Some(version) if version >= NriVersion::new(0, 10) => Self::SINCE_0_10,
+            Some(version) if version >= NriVersion::new(0, 10) => Self::ALL,
             _ => Self::CLASSIC,
         };
         self & known
@@ -115,6 +125,14 @@ mod tests {
         assert_eq!(EventMask::CREATE_CONTAINER.bits(), 1 << 3);
         assert_eq!(EventMask::REMOVE_CONTAINER.bits(), 0x400);
         assert_eq!(EventMask::VALIDATE_CONTAINER_ADJUSTMENT.bits(), 0x2000);
+    }
+
+    #[test]
+    fn all_events_are_those_that_plugins_know() {
+        for bit in 0..31 {
+            let known = bit < Event::LAST as i32 - 1;
+            assert_eq!(EventMask::ALL.contains(EventMask(1 << bit)), known, "{bit}");
+        }
     }
 
     #[test]

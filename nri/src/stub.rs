@@ -10,10 +10,10 @@ use tokio::net::UnixStream;
 use tokio::time::sleep;
 use tracing::{debug, error, info, warn};
 
-use super::error::NriError;
-use super::launch::Launched;
-use super::plugin::Plugin;
-use super::session::{self, Ended, Identity};
+use crate::error::NriError;
+use crate::launch::Launched;
+use crate::plugin::Plugin;
+use crate::session::{self, Ended, Identity};
 
 /// Where runtimes listen unless configured otherwise (`pkg/api/plugin.go`, v0.12.5). The runtime
 /// makes the socket anew when it starts: in a container, mount its directory.
@@ -29,6 +29,22 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 const STEADY: Duration = Duration::from_secs(30);
 
 /// Runs a [`Plugin`].
+///
+/// ```no_run
+/// # use nri::{EventMask, NriError, Plugin, Stub};
+/// # struct Exits;
+/// # impl Plugin for Exits {
+/// #     fn events(&self) -> EventMask { EventMask::STOP_CONTAINER }
+/// # }
+/// # async fn run() -> Result<(), NriError> {
+/// let stub = Stub::builder(Exits).name("exits").index("10").build()?;
+/// let shutdown = async {
+///     // Without signals, until it is killed.
+///     let _ = tokio::signal::ctrl_c().await;
+/// };
+/// stub.run(shutdown).await
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Stub<P> {
     plugin: Arc<P>,
@@ -44,6 +60,20 @@ enum Origin {
 }
 
 /// Sets up a [`Stub`].
+///
+/// ```
+/// # use nri::{EventMask, NriError, Plugin, Stub};
+/// # struct Exits;
+/// # impl Plugin for Exits {
+/// #     fn events(&self) -> EventMask { EventMask::STOP_CONTAINER }
+/// # }
+/// let builder = Stub::builder(Exits).name("exits");
+/// let stub = builder.index("10").socket("/run/nri/nri.sock").build();
+/// assert!(stub.is_ok());
+///
+/// let nameless = Stub::builder(Exits).build();
+/// assert!(matches!(nameless, Err(NriError::InvalidName(_))));
+/// ```
 #[derive(Debug)]
 pub struct StubBuilder<P> {
     stub: Stub<P>,
@@ -94,21 +124,21 @@ impl<P: Plugin> Stub<P> {
 }
 
 impl<P: Plugin> StubBuilder<P> {
-    /// The plugin's name: letters, digits, and `-_.+`.
+    /// The plugin's name, which has none by default: ASCII letters, digits, and `-_.+`.
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.stub.identity.name = name.into();
         self
     }
 
-    /// The plugin's index, two digits: runtimes call plugins in its order.
+    /// The plugin's index, two digits, by default `00`: runtimes call plugins in its order.
     #[must_use]
     pub fn index(mut self, index: impl Into<String>) -> Self {
         self.stub.identity.index = index.into();
         self
     }
 
-    /// The runtime's socket.
+    /// The runtime's socket, by default [`DEFAULT_SOCKET`].
     #[must_use]
     pub fn socket(mut self, path: impl Into<PathBuf>) -> Self {
         self.stub.origin = Origin::Socket(path.into());
@@ -126,7 +156,8 @@ impl<P: Plugin> StubBuilder<P> {
         self
     }
 
-    /// Checks what a runtime would refuse.
+    /// Checks what a runtime would refuse: [`NriError::InvalidName`], [`NriError::InvalidIndex`],
+    /// [`NriError::NoEvents`].
     pub fn build(self) -> Result<Stub<P>, NriError> {
         let Identity { name, index } = &self.stub.identity;
         let fits = |c: char| c.is_ascii_alphanumeric() || "-_.+".contains(c);
