@@ -45,6 +45,9 @@ gcc_of() { # ARCH
     echo "${triple/-unknown/}-gcc"
 }
 
+# The linker that comes with rustc, for all architectures: it folds functions that are the same, and packs relocations.
+linker_dir() { echo "$(rustc --print sysroot)/lib/rustlib/$(rustc -vV | sed -n 's/^host: //p')/bin/gcc-ld"; }
+
 ensure_compilers() { # ARCH...
     local arch wanted=(make jq gcc libc6-dev) missing
     for arch; do
@@ -102,7 +105,9 @@ build_executable() { # ARCH DIR
         RUSTFLAGS="-C target-feature=+crt-static --remap-path-prefix=$PWD=/reprise --remap-path-prefix=$target=/target \
 --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo --remap-path-prefix=$(rustc --print sysroot)/lib/rustlib/src=/rust" \
         ${options:+RUSTC_BOOTSTRAP=1} JEMALLOC_SYS_WITH_LG_PAGE=16 \
-        cargo build --release --locked --quiet --bin reprise --target "$triple" ${options:+"$options"}
+        cargo rustc --release --locked --quiet --bin reprise --target "$triple" ${options:+"$options"} -- \
+        -C link-arg=-fuse-ld=lld -C "link-arg=-B$(linker_dir)" \
+        -C link-arg=-Wl,--icf=all -C link-arg=-Wl,--pack-dyn-relocs=relr
     install -D -m 755 "$target/$triple/release/reprise" "$out/$arch/reprise"
     ! readelf --program-headers "$out/$arch/reprise" | grep -q INTERP || die "the executable for $arch is not static"
     local size
