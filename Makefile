@@ -66,6 +66,10 @@ soak: ## Restarts while the plugin, the kubelet or the runtime ends at any insta
 bench: ## How fast and how small, beside the kubelet's own restart and a new pod: ROUNDS=10
 	@hack/bench.sh
 
+.PHONY: critest
+critest: ## The CRI's own tests without the plugin and with it: CONTAINERD=2.4.2 SEED=N
+	@hack/critest.sh $(if $(CONTAINERD),--containerd $(CONTAINERD)) $(if $(SEED),--seed $(SEED))
+
 .PHONY: fuzz
 fuzz: ## Mutated input from everybody whom the plugin listens to, each kind for MINUTES=60
 	@hack/fuzz.sh --seconds $$(($(or $(MINUTES),60) * 60))

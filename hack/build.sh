@@ -5,6 +5,7 @@ readonly NRI_VERSION=0.12.5
 readonly CRI_API_VERSION=0.37.2
 readonly CONTAINERD_API_VERSION=1.12.0
 readonly HELM_VERSION=4.3.1
+readonly CRITEST_VERSION=1.37.0
 
 # gcc and libc6-dev: for the pause image, for runc, and for Rust to link with. g++: for libFuzzer.
 readonly DEBIAN_PACKAGES=(etcd-server containernetworking-plugins busybox-static iproute2
@@ -50,15 +51,17 @@ module() { # PATH@VERSION FIELD
     (cd / && go mod download -json "$1") | jq -er ".$2"
 }
 
-# `go build` in a module made for the occasion, a line of progress before and after each command.
+# `go build` in a module made for the occasion, a line of progress before and after each command. GO_COMMAND is another command
+# of go's that builds.
 go_build() { # DIR OUT LDFLAGS TAGS PACKAGE...
-    local dir=$1 out=$2 ldflags=$3 tags=$4 package began
+    local dir=$1 out=$2 ldflags=$3 tags=$4 package began command
     shift 4
+    read -ra command <<<"${GO_COMMAND:-build}"
     for package in "$@"; do
         began=$SECONDS
         say "building $package"
         (cd "$dir" && CGO_ENABLED=${CGO:-0} GOFLAGS=-mod=mod GOWORK=off nice \
-            go build -trimpath -buildvcs=false -tags "$tags" -ldflags "-s -w $ldflags" \
+            go "${command[@]}" -trimpath -buildvcs=false -tags "$tags" -ldflags "-s -w $ldflags" \
             -o "$out/" "$package") >"$dir/log" 2>&1 || {
             tail -n 30 "$dir/log" >&2
             die "cannot build $package"
@@ -122,6 +125,13 @@ build_helm() { # VERSION TEMP
     go_build "$temp/src" "$temp/bin" "-X $path/internal/version.version=v$version" "" "$path/cmd/helm"
 }
 
+# It is a test of its module, not a program.
+build_critest() { # VERSION TEMP
+    local version=$1 temp=$2 path=sigs.k8s.io/cri-tools
+    borrow_module "$temp/src" "$path" "$version"
+    GO_COMMAND='test -c' go_build "$temp/src" "$temp/bin" "-X $path/pkg/version.Version=v$version" "" "$path/cmd/critest"
+}
+
 # Builds into a directory of its own and renames it, or the one program in it that is wanted, at the
 # end: what is there is whole.
 build_once() { # TARGET FUNCTION VERSION [PROGRAM]
@@ -157,6 +167,11 @@ helm_bin() { echo "$CACHE/bin/helm-$HELM_VERSION"; }
 
 # For the chart alone; no node needs it.
 ensure_helm() { ensure "$(helm_bin)" build_helm "$HELM_VERSION"; }
+
+critest_bin() { echo "$CACHE/bin/critest-$CRITEST_VERSION"; }
+
+# For critest.sh alone.
+ensure_critest() { ensure "$(critest_bin)" build_critest "$CRITEST_VERSION"; }
 
 copy_protos() { # _ TEMP, see build_once
     local temp=$2

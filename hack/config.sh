@@ -5,7 +5,7 @@
 # CONTAINERD, GATES, NRI, NRI_PLUGINS.
 
 # Below the range of ephemeral ports, so that no outgoing connection is ever in the way.
-port() { # etcd | etcd-peer | apiserver | kubelet | kubelet-health | controller-manager
+port() { # etcd | etcd-peer | apiserver | kubelet | kubelet-health | controller-manager | registry
     local base=$((21000 + SLOT * 10))
     case $1 in
     etcd) echo $base ;;
@@ -14,6 +14,7 @@ port() { # etcd | etcd-peer | apiserver | kubelet | kubelet-health | controller-
     kubelet) echo $((base + 3)) ;;
     kubelet-health) echo $((base + 4)) ;;
     controller-manager) echo $((base + 5)) ;;
+    registry) echo $((base + 6)) ;;
     esac
 }
 
@@ -30,7 +31,7 @@ token() { openssl rand -hex 16; }
 
 write_configs() {
     install -d -m 700 "$DIR/pki"
-    mkdir -p "$DIR"/{log,run,bin,cdi,cni,manifests,nri/plugins,nri/conf.d,pod-logs,volume-plugins}
+    mkdir -p "$DIR"/{log,run,bin,cdi,cni,manifests,nri/plugins,nri/conf.d,pod-logs,registries,volume-plugins}
     # Root in a pod's own user namespace looks for its files in there.
     install -d -m 711 "$DIR/containerd"
     write_certificates
@@ -244,11 +245,17 @@ conf_dir = "$DIR/cni/net.d"
 END
 }
 
+# Empty, unless somebody has a registry to pull from. It is read at every pull.
+write_containerd_registries() { # PLUGIN
+    printf '\n[plugins."%s".registry]\nconfig_path = "%s"\n' "$1" "$DIR/registries"
+}
+
 write_containerd_1_config() {
     {
         write_containerd_head 2
         write_containerd_runtime io.containerd.grpc.v1.cri 'bin_dir = "/usr/lib/cni"' |
             sed "/^restrict_oom_score_adj/i sandbox_image = \"$PAUSE_IMAGE\""
+        write_containerd_registries io.containerd.grpc.v1.cri
     } >"$DIR/containerd.toml"
 }
 
@@ -257,6 +264,7 @@ write_containerd_2_config() {
         write_containerd_head 3
         printf '\n[plugins."io.containerd.cri.v1.images".pinned_images]\nsandbox = "%s"\n' "$PAUSE_IMAGE"
         write_containerd_runtime io.containerd.cri.v1.runtime 'bin_dirs = ["/usr/lib/cni"]'
+        write_containerd_registries io.containerd.cri.v1.images
     } >"$DIR/containerd.toml"
 }
 

@@ -64,7 +64,7 @@ check_scripts() {
         { apt-get install -qq -y shellcheck || { apt-get update -qq && apt-get install -qq -y shellcheck; }; } \
             >/dev/null || die "shellcheck is missing: install it"
     fi
-    local scripts=(hack/*.sh)
+    local scripts=(hack/*.sh hack/critest/*.sh)
     [[ ! -e .ci/run ]] || scripts+=(.ci/run)
     shellcheck --external-sources "${scripts[@]}"
 }

@@ -32,7 +32,7 @@ claimed_slot() {
 
 ports_free() { # SLOT
     local SLOT=$1 name
-    for name in etcd etcd-peer apiserver kubelet kubelet-health controller-manager; do
+    for name in etcd etcd-peer apiserver kubelet kubelet-health controller-manager registry; do
         [[ -z $(ss -Hltn "sport = :$(port $name)") ]] || return
     done
 }
