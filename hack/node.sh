@@ -78,7 +78,7 @@ parse_options() {
 }
 
 build() {
-    ensure_packages
+    ensure_packages "${NODE_PACKAGES[@]}"
     ensure_images
     ensure_containerd "$CONTAINERD"
     ensure_kubernetes "$K8S" kube-apiserver kube-controller-manager kube-scheduler kubectl
@@ -191,7 +191,7 @@ main() {
         parse_options "$@"
         build
         ;;
-    packages) ensure_packages ;;
+    packages) ensure_packages "${NODE_PACKAGES[@]}" "${BUILD_PACKAGES[@]}" ;;
     protos) print_protos ;;
     list) list ;;
     up)
