@@ -24,7 +24,10 @@ pod_subnet() { echo "10.213.$SLOT.0/24"; }
 # API server reaches the kubelet at this one without leaving the machine.
 node_ip() { echo "10.213.$SLOT.1"; }
 
-cgroup() { echo "/reprise-$NODE"; }
+# Where the node's pods are, and what the kubelet calls it.
+cgroup() { if has_systemd_cgroups; then echo "/$(slice)"; else cgroup_root; fi; }
+cgroup_root() { echo "/reprise-$NODE"; }
+has_systemd_cgroups() { has_systemd && has_cgroup_v2; }
 
 token() { openssl rand -hex 16; }
 
@@ -137,7 +140,12 @@ write_cni_config() {
 END
 }
 
+can_lower_oom_scores() { (echo -999 >/proc/self/oom_score_adj) 2>/dev/null; }
+
 write_kubelet_config() {
+    local driver=cgroupfs allocatable='[]' score=0
+    ! has_systemd_cgroups || driver=systemd
+    ! can_lower_oom_scores || allocatable='[pods]' score=-999
     # failCgroupV1: from 1.35 a machine with cgroup v1 is refused otherwise.
     # enforceNodeAllocatable, oomScoreAdj: need CAP_SYS_RESOURCE, which containers often lack.
     # clusterDNS: there is none; the node's address refuses at once, and no address at all would
@@ -156,12 +164,12 @@ authentication:
   webhook: {enabled: false}
 authorization: {mode: AlwaysAllow}
 containerRuntimeEndpoint: unix://$DIR/containerd.sock
-cgroupDriver: cgroupfs
-cgroupRoot: $(cgroup)
+cgroupDriver: $driver
+cgroupRoot: $(cgroup_root)
 failCgroupV1: false
 failSwapOn: false
-enforceNodeAllocatable: []
-oomScoreAdj: 0
+enforceNodeAllocatable: $allocatable
+oomScoreAdj: $score
 resolvConf: ""
 clusterDNS: ["$(node_ip)"]
 maxPods: 200
@@ -220,7 +228,7 @@ write_containerd_runtime() { # PLUGIN CNI_BIN_KEY
     cat <<END
 
 [plugins."$1"]
-restrict_oom_score_adj = true
+restrict_oom_score_adj = $(can_lower_oom_scores && echo false || echo true)
 netns_mounts_under_state_dir = true
 enable_cdi = true
 cdi_spec_dirs = ["$DIR/cdi"]
@@ -232,7 +240,7 @@ default_runtime_name = "runc"
 runtime_type = "io.containerd.runc.v2"
 
 [plugins."$1".containerd.runtimes.runc.options]
-SystemdCgroup = false
+SystemdCgroup = $(has_systemd_cgroups && echo true || echo false)
 Root = "$DIR/runc"
 
 [plugins."$1".containerd.runtimes.nohooks]
@@ -277,11 +285,13 @@ write_command() { # COMPONENT PROGRAM ARGS...
 }
 
 write_commands() {
-    local etcd peer gates=() kubelet
+    local etcd peer gates=() kubelet sync=(--unsafe-no-fsync)
     etcd=http://127.0.0.1:$(port etcd) peer=http://127.0.0.1:$(port etcd-peer)
     [[ -z $GATES ]] || gates=(--feature-gates="$GATES")
+    # What is started again with the machine must outlive its crash.
+    ! has_systemd || sync=()
 
-    write_command etcd etcd --data-dir="$DIR/etcd" --unsafe-no-fsync \
+    write_command etcd etcd --data-dir="$DIR/etcd" "${sync[@]}" \
         --listen-client-urls="$etcd" --advertise-client-urls="$etcd" \
         --listen-peer-urls="$peer" --initial-advertise-peer-urls="$peer" \
         --initial-cluster=default="$peer"

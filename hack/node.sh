@@ -5,7 +5,7 @@ set -euo pipefail
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly HERE
-for part in lib build images config process machine; do
+for part in lib build images config process units machine; do
     # shellcheck source=/dev/null
     source "$HERE/$part.sh"
 done
@@ -20,6 +20,7 @@ usage: node.sh build [VERSIONS]                      build and install what a no
        node.sh up NAME [VERSIONS]                    start a node; the output can be evaluated
                [--nri-plugin-dir DIR] [--no-nri] [--feature-gates K=V,...]
        node.sh env NAME                              print the variables again
+       node.sh resume NAME                           take from the machine what a reboot took; systemd does it by itself
        node.sh down NAME                             end it and remove every trace
        node.sh start|stop|kill NAME COMPONENT        one of: ${COMPONENTS[*]:0:4}
                                                      ${COMPONENTS[*]:4}
@@ -105,9 +106,8 @@ up() {
     write_settings
     say "node $NODE: Kubernetes $K8S, kubelet $KUBELET, containerd $CONTAINERD, slot $SLOT"
     write_configs
-    make_bridge
-    make_cgroups
-    make_runtime_state
+    ! has_systemd || write_units
+    take_from_machine
     start_component etcd
     start_component containerd
     await_component etcd
@@ -126,6 +126,17 @@ up() {
     cat "$DIR/env"
 }
 
+take_from_machine() {
+    make_bridge
+    make_cgroups
+    make_runtime_state
+}
+
+resume() {
+    with_lock "$REGISTRY_LOCK" hold_slot
+    take_from_machine
+}
+
 # Works with whatever is left of a node: no step needs a component that answers.
 down() {
     [[ -d $DIR ]] || {
@@ -136,6 +147,7 @@ down() {
     for component in "${KUBELETS[@]}" containerd scheduler controller-manager apiserver etcd; do
         end_component KILL "$component"
     done
+    ! has_systemd || remove_units
     remove_cgroups
     remove_runtimes
     remove_cgroups # once more, for what was about to be made the first time
@@ -180,7 +192,7 @@ main() {
     shift || true
     case $command in
     help | -h | --help) usage && return ;;
-    build | up | down | env | start | stop | kill | list | packages | protos) ;;
+    build | up | down | env | resume | start | stop | kill | list | packages | protos) ;;
     *) usage >&2 && die "unknown command '$command'" ;;
     esac
     [[ $command == @(build|packages|protos|list) ]] || (($#)) || die "$command needs the name of a node"
@@ -207,6 +219,10 @@ main() {
     env)
         use_existing_node "$1"
         cat "$DIR/env"
+        ;;
+    resume)
+        use_existing_node "$1"
+        resume
         ;;
     *)
         (($# == 2)) || die "$command needs a node and a component"

@@ -134,6 +134,9 @@ END
     # The journal must tell of the boot that crashed.
     mkdir -p "$root/var/log/journal" "$root/etc/systemd/journald.conf.d"
     printf '[Journal]\nStorage=persistent\nSyncIntervalSec=5s\n' >"$root/etc/systemd/journald.conf.d/reprise.conf"
+    # The repository may be in /tmp.
+    ln -s /dev/null "$root/etc/tmpfiles.d/tmp.conf"
+    ln -s /dev/null "$root/etc/systemd/system/tmp.mount"
     install -d -m 700 "$root/root/.ssh"
     install -m 600 "$CACHE/vm/key.pub" "$root/root/.ssh/authorized_keys"
     chroot "$root" systemctl --quiet enable systemd-networkd
@@ -211,8 +214,9 @@ up() {
 # look for it there.
 configure() {
     ssh_to "mkdir -p '$(dirname "$(realpath "$HERE/..")")' && ln -sfn /payload/repo '$(realpath "$HERE/..")'
-        printf '%s\n' REPRISE_CACHE=/payload/cache REPRISE_NODES=/var/lib/reprise-nodes PATH=/usr/sbin:/usr/bin:/sbin:/bin \
+        printf '%s\n' REPRISE_CACHE=/payload/cache REPRISE_NODES=/var/lib/reprise-nodes REPRISE_PATIENCE=6 PATH=/usr/sbin:/usr/bin:/sbin:/bin \
             >/etc/environment"
+    leave # a connection keeps the environment that it began with
 }
 
 power_on() {
