@@ -36,8 +36,12 @@ write_configs() {
     mkdir -p "$DIR"/{log,run,bin,cdi,cni,manifests,nri/plugins,nri/conf.d,pod-logs,volume-plugins}
     # Root in a pod's own user namespace looks for its files in there.
     install -d -m 711 "$DIR/containerd"
-    write_certificates
-    write_credentials
+    if [[ -n $API_DIR ]]; then
+        join_credentials
+    else
+        write_certificates
+        write_credentials
+    fi
     write_cni_config
     write_kubelet_config
     link_other_shim
@@ -88,6 +92,15 @@ END
     write_kubeconfig admin "$admin"
     write_kubeconfig controller-manager "$manager"
     write_kubeconfig kubelet "$kubelet"
+}
+
+# Those of the node whose control plane this is; it has the address of this node's own.
+join_credentials() {
+    local file
+    cp -r "$API_DIR/pki" "$DIR/"
+    for file in "$API_DIR"/*.kubeconfig; do
+        (umask 077 && sed "s|^\( *server:\) .*|\1 https://127.0.0.1:$(port apiserver)|" "$file" >"$DIR/${file##*/}")
+    done
 }
 
 # The plugin's rights are those that users give it. No controller is needed for the token of a service account; it lasts as
@@ -321,6 +334,14 @@ write_commands() {
     # Started by whoever wants it: pods here have their node.
     write_command scheduler "$(k8s_bin "$K8S")/kube-scheduler" --v=2 "${gates[@]}" \
         --kubeconfig="$DIR/controller-manager.kubeconfig" --leader-elect=false --secure-port=0
+
+    # What is elsewhere is reached through what stands in its place, to be ended and started like it.
+    if [[ -n $API ]]; then
+        write_command apiserver systemd-socket-activate --listen="127.0.0.1:$(port apiserver)" \
+            /lib/systemd/systemd-socket-proxyd "$API"
+        write_command etcd sleep infinity
+        write_command controller-manager sleep infinity
+    fi
 
     write_command containerd "$(containerd_bin "$CONTAINERD")/containerd" \
         --config="$DIR/containerd.toml"

@@ -19,6 +19,8 @@ usage() {
 usage: node.sh build [VERSIONS]                      build and install what a node needs
        node.sh up NAME [VERSIONS]                    start a node; the output can be evaluated
                [--nri-plugin-dir DIR] [--no-nri] [--feature-gates K=V,...]
+               [--control-plane-only]                no containerd, no kubelet
+               [--join ADDRESS:PORT DIR]             no control plane: that of another node, whose directory is DIR, is there
        node.sh env NAME                              print the variables again
        node.sh resume NAME                           take from the machine what a reboot took; systemd does it by itself
        node.sh down NAME                             end it and remove every trace
@@ -53,10 +55,16 @@ use_existing_node() { # NAME
 }
 
 parse_options() {
-    K8S=$DEFAULT_K8S KUBELET='' CONTAINERD=$DEFAULT_CONTAINERD GATES='' NRI=on NRI_PLUGINS=''
+    K8S=$DEFAULT_K8S KUBELET='' CONTAINERD=$DEFAULT_CONTAINERD GATES='' NRI=on NRI_PLUGINS='' PART='' API='' API_DIR=''
     while (($#)); do
         case $1 in
         --no-nri) NRI=off && shift && continue ;;
+        --control-plane-only) PART=control-plane && shift && continue ;;
+        --join)
+            (($# > 2)) || die "$1 needs an address and a directory"
+            PART=node API=$2 API_DIR=$3
+            shift 3 && continue
+            ;;
         --k8s | --kubelet | --containerd | --nri-plugin-dir | --feature-gates) ;;
         *) die "unknown option '$1'" ;;
         esac
@@ -82,14 +90,15 @@ build() {
     ensure_packages "${NODE_PACKAGES[@]}"
     ensure_images
     ensure_containerd "$CONTAINERD"
-    ensure_kubernetes "$K8S" kube-apiserver kube-controller-manager kube-scheduler kubectl
+    ensure_kubernetes "$K8S" kubectl
+    [[ $PART == node ]] || ensure_kubernetes "$K8S" kube-apiserver kube-controller-manager kube-scheduler
     ensure_kubernetes "$KUBELET" kubelet
     ensure_protos
 }
 
 write_settings() {
     local name
-    for name in K8S KUBELET CONTAINERD GATES NRI NRI_PLUGINS; do
+    for name in K8S KUBELET CONTAINERD GATES NRI NRI_PLUGINS API API_DIR; do
         printf '%s=%q\n' "$name" "${!name}"
     done >"$DIR/settings"
 }
@@ -109,19 +118,23 @@ up() {
     ! has_systemd || write_units
     take_from_machine
     start_component etcd
-    start_component containerd
+    [[ $PART == control-plane ]] || start_component containerd
     await_component etcd
     start_component apiserver
-    await_component containerd
-    import_images ctr >>"$DIR/log/containerd.log" 2>&1
+    if [[ $PART != control-plane ]]; then
+        await_component containerd
+        import_images ctr >>"$DIR/log/containerd.log" 2>&1
+    fi
     await_component apiserver
     say "API server is up"
-    write_plugin_credentials
+    [[ $PART == node ]] || write_plugin_credentials
     start_component controller-manager
-    start_component kubelet
     await_component controller-manager
-    await kubelet "ready node" node_ready
-    say "node is ready"
+    if [[ $PART != control-plane ]]; then
+        start_component kubelet
+        await kubelet "ready node" node_ready
+        say "node is ready"
+    fi
     write_env
     cat "$DIR/env"
 }

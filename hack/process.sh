@@ -73,6 +73,7 @@ succeeds_or_dead() { # COMPONENT COMMAND...
 }
 
 await_component() { # COMPONENT
+    [[ -z $API || $1 != @(etcd|controller-manager) ]] || return 0
     case $1 in
     etcd) await etcd "etcd's port" tcp_open 127.0.0.1 "$(port etcd)" ;;
     apiserver) await apiserver "API server with a default namespace" api_ready ;;

@@ -8,7 +8,8 @@ for part in lib process; do
     # shellcheck source=/dev/null
     source "$HERE/$part.sh"
 done
-readonly NODE=vm
+NODE=$(basename "$REPRISE_NODES"/*)
+readonly NODE
 readonly DIR=$REPRISE_NODES/$NODE
 # What the pods write down here outlives the machine's crash.
 readonly EVIDENCE=/var/lib/vm-test

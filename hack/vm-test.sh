@@ -9,6 +9,7 @@ readonly HERE
 # shellcheck source=/dev/null
 source "$HERE/lib.sh"
 
+readonly CONTROL_PLANES=${REPRISE_NODES:-/tmp/reprise-nodes}
 readonly CHECKS=(
     pods_restart_under_systemd
     restarts_outlive_systemctl_restart_containerd
@@ -87,9 +88,17 @@ bring_up() {
     # Under names that do not change.
     ln -s "$PLUGIN" "$WORK/reprise"
     ln -s "$RUNNER" "$WORK/scenarios"
-    vm up "$MACHINE" "${OF_MACHINE[@]}" "${VERSIONS[@]}" --add "$WORK/reprise" --add "$WORK/scenarios"
-    local began=$SECONDS
-    vm ssh "$MACHINE" "'$HERE/node.sh' up vm ${VERSIONS[*]} --feature-gates MemoryQoS=true"
+    # As in a cluster, it is not on the node: an emulated machine is slow enough without.
+    local dir port began
+    "$HERE/node.sh" up "$MACHINE" "${VERSIONS[@]}" --control-plane-only \
+        --feature-gates MemoryQoS=true >"$WORK/env"
+    dir=$CONTROL_PLANES/$MACHINE
+    port=$(sed -n 's|^ *server: .*:||p' "$dir/admin.kubeconfig")
+    vm up "$MACHINE" "${OF_MACHINE[@]}" "${VERSIONS[@]}" --reach "$port" --add "$WORK/reprise" --add "$WORK/scenarios"
+    began=$SECONDS
+    tar -C "$dir" -cf - pki admin.kubeconfig controller-manager.kubeconfig kubelet.kubeconfig plugin.kubeconfig |
+        vm ssh "$MACHINE" "mkdir -p /root/join && tar -C /root/join -xf -"
+    vm ssh "$MACHINE" "'$HERE/node.sh' up $MACHINE ${VERSIONS[*]} --join 10.0.2.100:$port /root/join --feature-gates MemoryQoS=true"
     say "the node was ready after $((SECONDS - began)) s"
 }
 
@@ -188,7 +197,7 @@ play_scenarios() {
     [[ $SCENARIOS != none ]] || return 0
     [[ $SCENARIOS == all ]] || IFS=, read -ra filter <<<"$SCENARIOS"
     inside remove_plugin
-    vm ssh "$MACHINE" "REPRISE_BIN=/payload/bin/reprise REPRISE_NODE_ENV=/var/lib/reprise-nodes/vm/env \
+    vm ssh "$MACHINE" "REPRISE_BIN=/payload/bin/reprise REPRISE_NODE_ENV=/var/lib/reprise-nodes/$MACHINE/env \
         /payload/bin/scenarios --jobs 1 ${filter[*]}" | tee "$WORK/scenarios.out" || true
     tally=$(grep -E '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$WORK/scenarios.out" | tail -n 1) || true
     [[ -n $tally ]] || {
@@ -201,7 +210,10 @@ play_scenarios() {
 
 # shellcheck disable=SC2317 # called by a trap
 take_down() {
-    [[ -n $KEEP ]] || vm down "$MACHINE" || true
+    if [[ -z $KEEP ]]; then
+        vm down "$MACHINE" || true
+        [[ ! -d $CONTROL_PLANES/$MACHINE ]] || "$HERE/node.sh" down "$MACHINE" || true
+    fi
     rm -rf "$WORK"
 }
 

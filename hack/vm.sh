@@ -15,9 +15,11 @@ readonly VMS=${REPRISE_VMS:-/tmp/reprise-vms}
 readonly DEBIANS=(12 13)
 # The number goes up with what is in the image.
 readonly IMAGE=1
+# What this machine is called in there.
+readonly OUTSIDE=10.0.2.100
 
 # What runs it, and what runs in it beside NODE_PACKAGES.
-readonly VM_PACKAGES=(qemu-system-x86 qemu-utils debootstrap e2fsprogs openssh-client)
+readonly VM_PACKAGES=(busybox-static qemu-system-x86 qemu-utils debootstrap e2fsprogs openssh-client)
 readonly GUEST_PACKAGES=(systemd systemd-sysv udev dbus libpam-systemd openssh-server linux-image-cloud-amd64
     initramfs-tools iptables conntrack kmod python3-minimal libseccomp2)
 
@@ -27,6 +29,7 @@ usage: vm.sh build [--debian V]          make the image of a machine, once
        vm.sh up NAME [OPTION]...         start a machine; returns when it answers
          --debian V                      ${DEBIANS[*]} (default ${DEBIANS[0]})
          --cpus N, --memory SIZE         default 2, 4G
+         --reach PORT                    let it reach this machine's 127.0.0.1:PORT as $OUTSIDE:PORT; more than once
          --add FILE                      put FILE into /payload/bin, without symbols; more than once
          --k8s V, --kubelet V, --containerd V    what a node in it can be made of, see node.sh
        vm.sh ssh NAME [COMMAND...]       run a command in it, as root
@@ -58,16 +61,17 @@ use_existing_vm() { # NAME
 }
 
 parse_options() {
-    DEBIAN=${DEBIANS[0]} CPUS=2 MEMORY=4G ADDED=()
+    DEBIAN=${DEBIANS[0]} CPUS=2 MEMORY=4G ADDED=() REACHED=()
     K8S=$DEFAULT_K8S KUBELET='' CONTAINERD=$DEFAULT_CONTAINERD
     while (($#)); do
-        [[ $1 == @(--debian|--cpus|--memory|--add|--k8s|--kubelet|--containerd) ]] || die "unknown option '$1'"
+        [[ $1 == @(--debian|--cpus|--memory|--add|--reach|--k8s|--kubelet|--containerd) ]] || die "unknown option '$1'"
         (($# > 1)) || die "$1 needs a value"
         case $1 in
         --debian) DEBIAN=$2 ;;
         --cpus) CPUS=$2 ;;
         --memory) MEMORY=$2 ;;
         --add) ADDED+=("$2") ;;
+        --reach) REACHED+=("$2") ;;
         --k8s) K8S=${2#v} ;;
         --kubelet) KUBELET=${2#v} ;;
         --containerd) CONTAINERD=${2#v} ;;
@@ -194,6 +198,7 @@ write_settings() {
     for name in DEBIAN CPUS MEMORY PORT; do
         printf '%s=%q\n' "$name" "${!name}"
     done >"$DIR/settings"
+    printf 'REACHED=(%s)\n' "${REACHED[*]}" >>"$DIR/settings"
 }
 
 up() {
@@ -220,8 +225,12 @@ configure() {
 }
 
 power_on() {
-    local image
+    local image port reached=''
     image=$(image_dir "$DEBIAN")
+    # Each connection has a process; the other way there is takes one connection in all.
+    for port in "${REACHED[@]}"; do
+        reached+=",guestfwd=tcp:$OUTSIDE:$port-cmd:busybox nc 127.0.0.1 $port"
+    done
     ! is_alive qemu || die "machine $VM runs already"
     mkdir -p "$DIR/run"
     # With the time-stamp counter, which Linux would find unreliable here, asking for the time costs no system call; any
@@ -231,7 +240,7 @@ power_on() {
         -append 'root=/dev/vda rw console=ttyS0 quiet mitigations=off tsc=reliable ipv6.disable=1 net.ifnames=0' \
         -drive "file=$DIR/disk.qcow2,if=virtio,format=qcow2,cache=unsafe" \
         -drive "file=$DIR/payload.img,if=virtio,format=raw,readonly=on" \
-        -netdev "user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:$PORT-:22" -device virtio-net-pci,netdev=net \
+        -netdev "user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:$PORT-:22$reached" -device virtio-net-pci,netdev=net \
         -device virtio-rng-pci -display none -serial "file:$DIR/console.log" -monitor none \
         </dev/null >>"$DIR/qemu.log" 2>&1 &
     echo "$! $(born $!)" >"$DIR/run/qemu.pid"
