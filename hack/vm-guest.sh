@@ -68,9 +68,8 @@ container() { # POD CONTAINER
       : in-vm-$1-$2-end
       trap 'exit $STOPPED' TERM
       echo "\$(cat /proc/sys/kernel/random/boot_id) \$(cut -d. -f1 /proc/uptime)" >>/evidence/$2.starts
-      while [ ! -e /evidence/$2.ask ]; do sleep 0.3; done
-      rm /evidence/$2.ask
-      sync
+      [ -p /evidence/$2.ask ] || mkfifo /evidence/$2.ask
+      read -r _ </evidence/$2.ask
       exit 42
 END
 }
@@ -166,7 +165,9 @@ restart_counts() { # POD
 }
 
 ask() { # POD CONTAINER
-    touch "$EVIDENCE/$1/$2.ask"
+    wait_for 60 "$1's $2, to be asked" test -p "$EVIDENCE/$1/$2.ask"
+    # shellcheck disable=SC2016 # the inner shell's own argument
+    timeout 300 sh -c 'echo >"$0"' "$EVIDENCE/$1/$2.ask" || fail "$1's $2 does not listen"
 }
 
 ask_all() { # POD:POLICY...
