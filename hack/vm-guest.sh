@@ -4,7 +4,7 @@ set -euo pipefail
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly HERE
-for part in lib process; do
+for part in lib config units machine process; do
     # shellcheck source=/dev/null
     source "$HERE/$part.sh"
 done
@@ -13,7 +13,7 @@ readonly NODE
 readonly DIR=$REPRISE_NODES/$NODE
 # What the pods write down here outlives the machine's crash.
 readonly EVIDENCE=/var/lib/vm-test
-readonly UNITS=/etc/systemd/system ALWAYS=(etcd apiserver controller-manager containerd kubelet)
+readonly ALWAYS=(etcd apiserver controller-manager containerd kubelet)
 readonly STATE=/var/lib/reprise
 
 # A unit for the plugin, started with the machine, as it may be installed.
@@ -443,6 +443,9 @@ show() { # POD:POLICY...
     journalctl -q -b -u reprise -o cat | tail -n 40
 }
 
+# shellcheck source=/dev/null
+source "$DIR/settings"
+SLOT=$(cat "$DIR/slot")
 # shellcheck source=/dev/null
 source "$DIR/env"
 "$@"
