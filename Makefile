@@ -62,6 +62,11 @@ soak: ## Restarts while the plugin, the kubelet or the runtime ends at any insta
 	@hack/test.sh --only-scenarios --parts 1 1.36.3/2.3.7/1.33.13 1.36.3/2.3.7 -- \
 		--soak $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))
 
+.PHONY: vm-test
+vm-test: ## In a virtual machine with systemd and cgroup v2: reboots, units, all scenarios: DEBIAN=12 SEED=N IDLE=5
+	@hack/vm-test.sh --scenarios all $(if $(DEBIAN),--debian $(DEBIAN)) $(if $(SEED),--seed $(SEED)) \
+		$(if $(IDLE),--idle $(IDLE)) $(VERSIONS)
+
 .PHONY: bench
 bench: ## How fast and how small, beside the kubelet's own restart and a new pod: ROUNDS=10
 	@hack/bench.sh

@@ -7,20 +7,21 @@ readonly CONTAINERD_API_VERSION=1.12.0
 readonly HELM_VERSION=4.3.1
 readonly CRITEST_VERSION=1.37.0
 
+readonly NODE_PACKAGES=(etcd-server containernetworking-plugins busybox-static iproute2 procps jq openssl curl
+    ca-certificates)
 # gcc and libc6-dev: for the pause image, for runc, and for Rust to link with. g++: for libFuzzer.
-readonly DEBIAN_PACKAGES=(etcd-server containernetworking-plugins busybox-static iproute2
-    procps jq openssl curl ca-certificates gcc g++ libc6-dev libseccomp-dev pkg-config)
+readonly BUILD_PACKAGES=(gcc g++ libc6-dev libseccomp-dev pkg-config)
 
-packages_missing() {
+packages_missing() { # PACKAGE...
     local package
-    for package in "${DEBIAN_PACKAGES[@]}"; do
+    for package in "$@"; do
         [[ $(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null) == installed ]] ||
             echo "$package"
     done
 }
 
-ensure_packages() {
-    [[ -z $(packages_missing) ]] || with_lock "$CACHE/lock/packages" install_packages
+ensure_packages() { # PACKAGE...
+    [[ -z $(packages_missing "$@") ]] || with_lock "$CACHE/lock/packages" install_packages "$@"
 }
 
 apt_install() { # PACKAGE...
@@ -28,9 +29,9 @@ apt_install() { # PACKAGE...
         >"$CACHE/apt.log" 2>&1
 }
 
-install_packages() {
+install_packages() { # PACKAGE...
     local missing policy=/usr/sbin/policy-rc.d made=
-    mapfile -t missing < <(packages_missing)
+    mapfile -t missing < <(packages_missing "$@")
     ((${#missing[@]})) || return 0
     say "installing ${missing[*]}"
     # etcd-server would start a service of its own; policy-rc.d 101 is Debian's way to forbid that.
@@ -137,6 +138,7 @@ build_critest() { # VERSION TEMP
 build_once() { # TARGET FUNCTION VERSION [PROGRAM]
     local target=$1 function=$2 version=$3 program=${4:-} temp
     [[ -e $target ]] && return
+    ensure_packages "${BUILD_PACKAGES[@]}"
     temp=$(mktemp -d "$CACHE/tmp.XXXXXX")
     # shellcheck disable=SC2064 # the local is gone when the lock's subshell ends
     trap "rm -rf '$temp'" EXIT

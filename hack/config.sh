@@ -25,7 +25,10 @@ pod_subnet() { echo "10.213.$SLOT.0/24"; }
 # API server reaches the kubelet at this one without leaving the machine.
 node_ip() { echo "10.213.$SLOT.1"; }
 
-cgroup() { echo "/reprise-$NODE"; }
+# Where the node's pods are, and what the kubelet calls it.
+cgroup() { if has_systemd_cgroups; then echo "/$(slice)"; else cgroup_root; fi; }
+cgroup_root() { echo "/reprise-$NODE"; }
+has_systemd_cgroups() { has_systemd && has_cgroup_v2; }
 
 token() { openssl rand -hex 16; }
 
@@ -34,8 +37,12 @@ write_configs() {
     mkdir -p "$DIR"/{log,run,bin,cdi,cni,manifests,nri/plugins,nri/conf.d,pod-logs,registries,volume-plugins}
     # Root in a pod's own user namespace looks for its files in there.
     install -d -m 711 "$DIR/containerd"
-    write_certificates
-    write_credentials
+    if [[ -n $API_DIR ]]; then
+        join_credentials
+    else
+        write_certificates
+        write_credentials
+    fi
     write_cni_config
     write_kubelet_config
     link_other_shim
@@ -88,6 +95,15 @@ END
     write_kubeconfig kubelet "$kubelet"
 }
 
+# Those of the node whose control plane this is; it has the address of this node's own.
+join_credentials() {
+    local file
+    cp -r "$API_DIR/pki" "$DIR/"
+    for file in "$API_DIR"/*.kubeconfig; do
+        (umask 077 && sed "s|^\( *server:\) .*|\1 https://127.0.0.1:$(port apiserver)|" "$file" >"$DIR/${file##*/}")
+    done
+}
+
 # The plugin's rights are those that users give it. No controller is needed for the token of a service account; it lasts as
 # long as the certificates.
 write_plugin_credentials() {
@@ -138,7 +154,12 @@ write_cni_config() {
 END
 }
 
+can_lower_oom_scores() { (echo -999 >/proc/self/oom_score_adj) 2>/dev/null; }
+
 write_kubelet_config() {
+    local driver=cgroupfs allocatable='[]' score=0
+    ! has_systemd_cgroups || driver=systemd
+    ! can_lower_oom_scores || allocatable='[pods]' score=-999
     # failCgroupV1: from 1.35 a machine with cgroup v1 is refused otherwise.
     # enforceNodeAllocatable, oomScoreAdj: need CAP_SYS_RESOURCE, which containers often lack.
     # clusterDNS: there is none; the node's address refuses at once, and no address at all would
@@ -157,12 +178,12 @@ authentication:
   webhook: {enabled: false}
 authorization: {mode: AlwaysAllow}
 containerRuntimeEndpoint: unix://$DIR/containerd.sock
-cgroupDriver: cgroupfs
-cgroupRoot: $(cgroup)
+cgroupDriver: $driver
+cgroupRoot: $(cgroup_root)
 failCgroupV1: false
 failSwapOn: false
-enforceNodeAllocatable: []
-oomScoreAdj: 0
+enforceNodeAllocatable: $allocatable
+oomScoreAdj: $score
 resolvConf: ""
 clusterDNS: ["$(node_ip)"]
 maxPods: 200
@@ -221,7 +242,7 @@ write_containerd_runtime() { # PLUGIN CNI_BIN_KEY
     cat <<END
 
 [plugins."$1"]
-restrict_oom_score_adj = true
+restrict_oom_score_adj = $(can_lower_oom_scores && echo false || echo true)
 netns_mounts_under_state_dir = true
 enable_cdi = true
 cdi_spec_dirs = ["$DIR/cdi"]
@@ -233,7 +254,7 @@ default_runtime_name = "runc"
 runtime_type = "io.containerd.runc.v2"
 
 [plugins."$1".containerd.runtimes.runc.options]
-SystemdCgroup = false
+SystemdCgroup = $(has_systemd_cgroups && echo true || echo false)
 Root = "$DIR/runc"
 
 [plugins."$1".containerd.runtimes.nohooks]
@@ -285,11 +306,13 @@ write_command() { # COMPONENT PROGRAM ARGS...
 }
 
 write_commands() {
-    local etcd peer gates=() kubelet
+    local etcd peer gates=() kubelet sync=(--unsafe-no-fsync)
     etcd=http://127.0.0.1:$(port etcd) peer=http://127.0.0.1:$(port etcd-peer)
     [[ -z $GATES ]] || gates=(--feature-gates="$GATES")
+    # What is started again with the machine must outlive its crash.
+    ! has_systemd || sync=()
 
-    write_command etcd etcd --data-dir="$DIR/etcd" --unsafe-no-fsync \
+    write_command etcd etcd --data-dir="$DIR/etcd" "${sync[@]}" \
         --listen-client-urls="$etcd" --advertise-client-urls="$etcd" \
         --listen-peer-urls="$peer" --initial-advertise-peer-urls="$peer" \
         --initial-cluster=default="$peer"
@@ -319,6 +342,14 @@ write_commands() {
     # Started by whoever wants it: pods here have their node.
     write_command scheduler "$(k8s_bin "$K8S")/kube-scheduler" --v=2 "${gates[@]}" \
         --kubeconfig="$DIR/controller-manager.kubeconfig" --leader-elect=false --secure-port=0
+
+    # What is elsewhere is reached through what stands in its place, to be ended and started like it.
+    if [[ -n $API ]]; then
+        write_command apiserver systemd-socket-activate --listen="127.0.0.1:$(port apiserver)" \
+            /lib/systemd/systemd-socket-proxyd "$API"
+        write_command etcd sleep infinity
+        write_command controller-manager sleep infinity
+    fi
 
     write_command containerd "$(containerd_bin "$CONTAINERD")/containerd" \
         --config="$DIR/containerd.toml"

@@ -9,11 +9,15 @@ readonly REGISTRY_LOCK=/run/lock/reprise-nodes
 readonly KUBELET_SYSCTLS=(vm.overcommit_memory vm.panic_on_oom kernel.panic kernel.panic_on_oops
     kernel.keys.root_maxkeys kernel.keys.root_maxbytes)
 
+open_registry() {
+    mkdir -p "$REGISTRY/slots"
+    [[ -n $(ls "$REGISTRY/slots") ]] || sysctl "${KUBELET_SYSCTLS[@]}" >"$REGISTRY/sysctl.conf" 2>/dev/null || true
+}
+
 # A slot is a file with the directory of the node that has it.
 claim_slot() {
     local slot
-    mkdir -p "$REGISTRY/slots"
-    [[ -n $(ls "$REGISTRY/slots") ]] || sysctl "${KUBELET_SYSCTLS[@]}" >"$REGISTRY/sysctl.conf" 2>/dev/null || true
+    open_registry
     for slot in {1..99}; do
         if [[ -e $REGISTRY/slots/$slot ]] || ! ports_free "$slot"; then continue; fi
         echo "$DIR" >"$REGISTRY/slots/$slot"
@@ -21,6 +25,15 @@ claim_slot() {
         return
     done
     die "no free slot in $REGISTRY"
+}
+
+# The one that the node has had, after a reboot.
+hold_slot() {
+    local holder
+    open_registry
+    holder=$(cat "$REGISTRY/slots/$SLOT" 2>/dev/null) || holder=$DIR
+    [[ $holder == "$DIR" ]] || die "slot $SLOT is that of $holder by now"
+    echo "$DIR" >"$REGISTRY/slots/$SLOT"
 }
 
 # A directory that has outlived a reboot has a slot number, but no longer the slot.
@@ -59,6 +72,7 @@ remove_shared_dirs() {
 }
 
 make_bridge() {
+    [[ ! -e /sys/class/net/$(bridge) ]] || return 0
     ip link add "$(bridge)" type bridge
     ip addr add "$(node_ip)/24" dev "$(bridge)"
     ip link set "$(bridge)" up
@@ -71,6 +85,8 @@ remove_bridge() {
 cgroup_v1_mounts() { awk '$3 == "cgroup" {print $2}' /proc/mounts; }
 cgroup_v2_mount() { awk '$3 == "cgroup2" {print $2; exit}' /proc/mounts; }
 
+has_cgroup_v2() { [[ $(cgroup_v2_mount) == /sys/fs/cgroup ]]; }
+
 # The kubelet wants its cgroupRoot to be there, with every controller.
 make_cgroups() {
     local mount file controller unified
@@ -81,9 +97,13 @@ make_cgroups() {
             [[ ! -e $mount/$file ]] || cat "$mount/$file" >"$mount$(cgroup)/$file"
         done
     done < <(cgroup_v1_mounts)
+    has_cgroup_v2 || return 0
     unified=$(cgroup_v2_mount)
-    [[ $unified == /sys/fs/cgroup ]] || return 0
-    mkdir -p "$unified$(cgroup)"
+    if has_systemd; then
+        systemctl start "$(slice)"
+    else
+        mkdir -p "$unified$(cgroup)"
+    fi
     for controller in $(<"$unified/cgroup.controllers"); do
         echo "+$controller" >"$unified/cgroup.subtree_control" || true
     done
@@ -170,7 +190,8 @@ remove_runtimes() {
 # In memory, as a real node has it (/run/containerd). The shim of containerd 2.4 waits until an exit is on the disk before
 # it tells of it, and of the next of the pod.
 make_runtime_state() {
-    mkdir "$DIR/containerd/state"
+    ! mountpoint -q "$DIR/containerd/state" || return 0
+    mkdir -p "$DIR/containerd/state"
     mount -t tmpfs -o mode=711 tmpfs "$DIR/containerd/state"
 }
 

@@ -5,7 +5,7 @@ set -euo pipefail
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly HERE
-for part in lib build images config process machine; do
+for part in lib build images config process units machine; do
     # shellcheck source=/dev/null
     source "$HERE/$part.sh"
 done
@@ -19,7 +19,10 @@ usage() {
 usage: node.sh build [VERSIONS]                      build and install what a node needs
        node.sh up NAME [VERSIONS]                    start a node; the output can be evaluated
                [--nri-plugin-dir DIR] [--no-nri] [--feature-gates K=V,...]
+               [--control-plane-only]                no containerd, no kubelet
+               [--join ADDRESS:PORT DIR]             no control plane: that of another node, whose directory is DIR, is there
        node.sh env NAME                              print the variables again
+       node.sh resume NAME                           take from the machine what a reboot took; systemd does it by itself
        node.sh down NAME                             end it and remove every trace
        node.sh start|stop|kill NAME COMPONENT        one of: ${COMPONENTS[*]:0:4}
                                                      ${COMPONENTS[*]:4}
@@ -52,10 +55,16 @@ use_existing_node() { # NAME
 }
 
 parse_options() {
-    K8S=$DEFAULT_K8S KUBELET='' CONTAINERD=$DEFAULT_CONTAINERD GATES='' NRI=on NRI_PLUGINS=''
+    K8S=$DEFAULT_K8S KUBELET='' CONTAINERD=$DEFAULT_CONTAINERD GATES='' NRI=on NRI_PLUGINS='' PART='' API='' API_DIR=''
     while (($#)); do
         case $1 in
         --no-nri) NRI=off && shift && continue ;;
+        --control-plane-only) PART=control-plane && shift && continue ;;
+        --join)
+            (($# > 2)) || die "$1 needs an address and a directory"
+            PART=node API=$2 API_DIR=$3
+            shift 3 && continue
+            ;;
         --k8s | --kubelet | --containerd | --nri-plugin-dir | --feature-gates) ;;
         *) die "unknown option '$1'" ;;
         esac
@@ -78,17 +87,18 @@ parse_options() {
 }
 
 build() {
-    ensure_packages
+    ensure_packages "${NODE_PACKAGES[@]}"
     ensure_images
     ensure_containerd "$CONTAINERD"
-    ensure_kubernetes "$K8S" kube-apiserver kube-controller-manager kube-scheduler kubectl
+    ensure_kubernetes "$K8S" kubectl
+    [[ $PART == node ]] || ensure_kubernetes "$K8S" kube-apiserver kube-controller-manager kube-scheduler
     ensure_kubernetes "$KUBELET" kubelet
     ensure_protos
 }
 
 write_settings() {
     local name
-    for name in K8S KUBELET CONTAINERD GATES NRI NRI_PLUGINS; do
+    for name in K8S KUBELET CONTAINERD GATES NRI NRI_PLUGINS API API_DIR; do
         printf '%s=%q\n' "$name" "${!name}"
     done >"$DIR/settings"
 }
@@ -105,25 +115,39 @@ up() {
     write_settings
     say "node $NODE: Kubernetes $K8S, kubelet $KUBELET, containerd $CONTAINERD, slot $SLOT"
     write_configs
+    ! has_systemd || write_units
+    take_from_machine
+    start_component etcd
+    [[ $PART == control-plane ]] || start_component containerd
+    await_component etcd
+    start_component apiserver
+    if [[ $PART != control-plane ]]; then
+        await_component containerd
+        import_images ctr >>"$DIR/log/containerd.log" 2>&1
+    fi
+    await_component apiserver
+    say "API server is up"
+    [[ $PART == node ]] || write_plugin_credentials
+    start_component controller-manager
+    await_component controller-manager
+    if [[ $PART != control-plane ]]; then
+        start_component kubelet
+        await kubelet "ready node" node_ready
+        say "node is ready"
+    fi
+    write_env
+    cat "$DIR/env"
+}
+
+take_from_machine() {
     make_bridge
     make_cgroups
     make_runtime_state
-    start_component etcd
-    start_component containerd
-    await_component etcd
-    start_component apiserver
-    await_component containerd
-    import_images ctr >>"$DIR/log/containerd.log" 2>&1
-    await_component apiserver
-    say "API server is up"
-    write_plugin_credentials
-    start_component controller-manager
-    start_component kubelet
-    await_component controller-manager
-    await kubelet "ready node" node_ready
-    say "node is ready"
-    write_env
-    cat "$DIR/env"
+}
+
+resume() {
+    with_lock "$REGISTRY_LOCK" hold_slot
+    take_from_machine
 }
 
 # Works with whatever is left of a node: no step needs a component that answers.
@@ -136,6 +160,7 @@ down() {
     for component in "${KUBELETS[@]}" containerd scheduler controller-manager apiserver etcd; do
         end_component KILL "$component"
     done
+    ! has_systemd || remove_units
     remove_cgroups
     remove_runtimes
     remove_cgroups # once more, for what was about to be made the first time
@@ -180,7 +205,7 @@ main() {
     shift || true
     case $command in
     help | -h | --help) usage && return ;;
-    build | up | down | env | start | stop | kill | list | packages | protos) ;;
+    build | up | down | env | resume | start | stop | kill | list | packages | protos) ;;
     *) usage >&2 && die "unknown command '$command'" ;;
     esac
     [[ $command == @(build|packages|protos|list) ]] || (($#)) || die "$command needs the name of a node"
@@ -191,7 +216,7 @@ main() {
         parse_options "$@"
         build
         ;;
-    packages) ensure_packages ;;
+    packages) ensure_packages "${NODE_PACKAGES[@]}" "${BUILD_PACKAGES[@]}" ;;
     protos) print_protos ;;
     list) list ;;
     up)
@@ -207,6 +232,10 @@ main() {
     env)
         use_existing_node "$1"
         cat "$DIR/env"
+        ;;
+    resume)
+        use_existing_node "$1"
+        resume
         ;;
     *)
         (($# == 2)) || die "$command needs a node and a component"

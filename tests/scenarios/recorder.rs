@@ -15,6 +15,8 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
+use crate::wait::stretched;
+
 /// A container as the pod's status tells it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
@@ -234,6 +236,7 @@ impl Recorder {
         patience: Duration,
         missing: impl Fn(&Snapshot) -> Option<String>,
     ) -> Result<Snapshot> {
+        let patience = stretched(patience);
         let mut current = self.current.clone();
         let arrived = timeout(
             patience,
@@ -282,6 +285,7 @@ impl Recorder {
 
     /// Waits until the API server no longer has the pod.
     pub(crate) async fn until_gone(&self, patience: Duration) -> Result<()> {
+        let patience = stretched(patience);
         let mut current = self.current.clone();
         match timeout(patience, current.wait_for(Option::is_none)).await {
             Ok(_) => Ok(()),

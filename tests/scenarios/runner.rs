@@ -19,6 +19,7 @@ use crate::options::Options;
 use crate::plugin::Plugin;
 use crate::scenario::{Company, Scenario, Skipped};
 use crate::stage::Stage;
+use crate::wait::stretched;
 
 /// For a scenario's own steps; each wait in it has a shorter limit of its own.
 const LIMIT: Duration = Duration::from_mins(4);
@@ -294,12 +295,12 @@ async fn play(scenario: &Scenario, stage: &Stage) -> Outcome {
     // A task of its own, so that a panic is this scenario's failure and no other's.
     let mut task = tokio::spawn(scenario.play(stage.clone()));
     let part = part.map_err(Into::into).flatten();
-    let played = match timeout(LIMIT, &mut task).await {
+    let played = match timeout(stretched(LIMIT), &mut task).await {
         Ok(Ok(result)) => result,
         Ok(Err(error)) => Err(anyhow!("panicked: {error}")),
         Err(_) => {
             task.abort();
-            Err(anyhow!("not done within {} s", LIMIT.as_secs()))
+            Err(anyhow!("not done within {} s", stretched(LIMIT).as_secs()))
         }
     };
     let played = match played {

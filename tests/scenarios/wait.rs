@@ -3,6 +3,7 @@
 
 use std::future::{Future, ready};
 use std::process::{Child, ExitStatus};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
@@ -11,6 +12,15 @@ use tokio::time::{Instant, sleep};
 /// The kubelet retries a failed start after 10-15 s, and backs off 10 s, then 20 s: what takes three times as
 /// long does not come.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
+
+/// How many times longer what is awaited may take, in `REPRISE_PATIENCE`: a machine may be slow.
+pub(crate) fn stretched(patience: Duration) -> Duration {
+    static TIMES: LazyLock<u32> = LazyLock::new(|| {
+        let times = std::env::var("REPRISE_PATIENCE").ok();
+        times.and_then(|times| times.parse().ok()).unwrap_or(1)
+    });
+    patience * *TIMES
+}
 
 /// Between two looks at the runtime or the file system.
 const POLL: Duration = Duration::from_millis(50);
@@ -36,6 +46,7 @@ where
     F: FnMut() -> Fut,
     Fut: Future<Output = Result<Result<T, String>>>,
 {
+    let patience = stretched(patience);
     let deadline = Instant::now() + patience;
     loop {
         match look().await? {
