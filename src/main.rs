@@ -67,7 +67,7 @@ fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     let launched = Launched::from_env()?;
     let end = block_on(async {
         let shutdown = asked_to_stop().context("cannot watch for signals")?;
-        Ok(supervisor::run(config.clone(), launched, shutdown).await?)
+        Ok(Box::pin(supervisor::run(config.clone(), launched, shutdown)).await?)
     })?;
     if end == End::ForGood {
         // Whatever made what is to be removed has ended with its runtime.

@@ -3,7 +3,7 @@
 //! Each build has a file of its own, which is never written to again: a hook may be running from it. Containers name the file
 //! that they were made with for as long as they are there.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Write};
@@ -56,7 +56,7 @@ impl HookCopies {
     }
 
     /// Removes those that no container names, which are not running either.
-    pub fn remove_unnamed(&self, mut named: HashSet<PathBuf>) {
+    pub fn remove_unnamed(&self, mut named: BTreeSet<PathBuf>) {
         named.insert(self.path.clone());
         match remove_all_but(&self.dir, &named) {
             Ok(removed) if removed.is_empty() => {}
@@ -98,7 +98,7 @@ fn put(dir: &Path, executable: &[u8]) -> Result<PathBuf, DirError> {
 }
 
 /// Removes the copies in `dir` but those `named`, and says which they were. What else is there stays.
-pub fn remove_all_but(dir: &Path, named: &HashSet<PathBuf>) -> io::Result<Vec<PathBuf>> {
+pub fn remove_all_but(dir: &Path, named: &BTreeSet<PathBuf>) -> io::Result<Vec<PathBuf>> {
     let mut removed = Vec::new();
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
@@ -119,7 +119,7 @@ mod tests {
 
     use super::*;
 
-    fn names(dir: &Path) -> HashSet<PathBuf> {
+    fn names(dir: &Path) -> BTreeSet<PathBuf> {
         let entries = fs::read_dir(dir).unwrap();
         entries.map(|entry| entry.unwrap().path()).collect()
     }
@@ -137,7 +137,7 @@ mod tests {
         assert_eq!(fs::read(&first).unwrap(), b"one");
         assert_eq!(fs::read(&second).unwrap(), b"two");
         assert_eq!(fs::metadata(&second).unwrap().mode() & 0o7777, 0o755);
-        assert_eq!(names(&dir), HashSet::from([first, second]));
+        assert_eq!(names(&dir), BTreeSet::from([first, second]));
     }
 
     #[test]
@@ -163,15 +163,15 @@ mod tests {
         fs::write(&other, "").unwrap();
         fs::write(dir.path().join(UNFINISHED), "").unwrap();
         fs::create_dir(dir.path().join("reprise-dir")).unwrap();
-        let keep = HashSet::from([named.clone(), new.clone()]);
+        let keep = BTreeSet::from([named.clone(), new.clone()]);
         let removed = remove_all_but(dir.path(), &keep).unwrap();
         let unfinished = dir.path().join(UNFINISHED);
-        let removed: HashSet<_> = removed.into_iter().collect();
-        assert_eq!(removed, HashSet::from([old, unfinished]));
+        let removed: BTreeSet<_> = removed.into_iter().collect();
+        assert_eq!(removed, BTreeSet::from([old, unfinished]));
         let dir_there = dir.path().join("reprise-dir");
         assert_eq!(
             names(dir.path()),
-            HashSet::from([named, new, other, dir_there])
+            BTreeSet::from([named, new, other, dir_there])
         );
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{ListParams, Patch, PatchParams};
 use kube::{Api, Client, Error};
 use serde_json::{Value, json};
@@ -94,23 +94,12 @@ async fn in_time<T>(request: impl Future<Output = Result<T, Error>>) -> Result<T
 
 /// The types of those whose status is the plugin's word: a kubelet from 1.36 on sets one of the same name.
 fn conditions(pod: &ObjectMeta) -> Vec<String> {
-    let fields = pod.managed_fields.iter().flatten().filter(is_ours);
-    let fields = fields.filter_map(|entry| {
-        Some(
-            entry
-                .fields_v1
-                .as_ref()?
-                .0
-                .pointer("/f:status/f:conditions")?,
-        )
-    });
+    let entries = pod.managed_fields.iter().flatten();
+    let ours = entries.filter(|it| it.manager.as_deref() == Some(FIELD_MANAGER));
+    let fields = ours.filter_map(|it| it.fields_v1.as_ref()?.0.pointer("/f:status/f:conditions"));
     let fields = fields.filter_map(Value::as_object).flatten();
     let ours = fields.filter(|(_, owned)| owned.get("f:status").is_some());
     ours.filter_map(|(key, _)| kind(key)).collect()
-}
-
-fn is_ours(entry: &&ManagedFieldsEntry) -> bool {
-    entry.manager.as_deref() == Some(FIELD_MANAGER)
 }
 
 /// Out of `k:{"type":"Ready"}` (`sigs.k8s.io/structured-merge-diff`, `fieldpath/serialize-pe.go`).

@@ -2,7 +2,7 @@
 //!
 //! Nothing of it does harm: a placeholder waits, a record is for a plugin that does not come, and a hook finds no socket.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ pub(super) const HOOK_SOCKET: &str = "hook.sock";
 /// How long the API server may take to tell of the `DaemonSet`.
 const API_LIMIT: Duration = Duration::from_secs(2);
 /// How long all nodes may take. Each waits for restarts under way, and for its turn to have its plugin ended.
-const NODES_LIMIT: Duration = Duration::from_secs(300);
+const NODES_LIMIT: Duration = Duration::from_mins(5);
 /// Between two looks at it, and between two words of it.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 const SAY_INTERVAL: Duration = Duration::from_secs(10);
@@ -104,7 +104,7 @@ pub async fn clean_all_nodes(config: &Config) -> Result<(), RemovalError> {
             Ok(false) => {}
             Err(source @ kube::ApiError::Api(_)) => return Err(refused(source)),
             Err(error) => {
-                tracing::debug!(%error, "the API server does not answer, trying until it does")
+                tracing::debug!(%error, "the API server does not answer, trying until it does");
             }
         }
         if began.elapsed() >= NODES_LIMIT {
@@ -132,17 +132,16 @@ pub async fn clean_node(config: &Config) -> Result<(), RemovalError> {
     remove_files(&config.run_dir, &records::RUN_FILES, &mut rest);
     remove_files(&config.run_dir, &[HOOK_SOCKET], &mut rest);
     remove_containers(config, &mut rest).await?;
-    match kube::connect(config.kubeconfig.as_deref()).await? {
-        Some(client) => {
-            let traces = Traces::new(client, &config.node_name);
-            let (removed, left) = traces.remove().await;
-            tracing::info!(removed, "conditions that the plugin has set");
-            rest.extend(left);
-        }
-        None => tracing::info!("no API server: nothing was said there"),
+    if let Some(client) = kube::connect(config.kubeconfig.as_deref()).await? {
+        let traces = Traces::new(client, &config.node_name);
+        let (removed, left) = traces.remove().await;
+        tracing::info!(removed, "conditions that the plugin has set");
+        rest.extend(left);
+    } else {
+        tracing::info!("no API server: nothing was said there");
     }
     if let HookPlace::Copy(dir) = &config.hook {
-        match remove_hooks_but(dir, &HashSet::new()) {
+        match remove_hooks_but(dir, &BTreeSet::new()) {
             Ok(_) => drop(fs::remove_dir(dir)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => rest.push(format!("hooks in {}: {error}", dir.display())),
