@@ -81,6 +81,8 @@ pub(crate) struct Sockets {
     pub(crate) kubeconfig: Option<PathBuf>,
     /// `None`: the plugin itself.
     pub(crate) hook: Option<PathBuf>,
+    /// Where the plugin is to put it, in place of that.
+    pub(crate) hook_dir: Option<PathBuf>,
     /// Whether it declares on the node what it honours.
     pub(crate) declares_features: bool,
     /// What else it is told.
@@ -94,6 +96,7 @@ impl Sockets {
             nri: node.nri_socket.clone(),
             kubeconfig: Some(node.plugin_kubeconfig.clone()),
             hook: None,
+            hook_dir: None,
             declares_features: false,
             config: None,
         }
@@ -214,9 +217,18 @@ impl Plugin {
 
     /// `reprise run` for this node, with its directories in `dir`.
     pub(crate) fn command(&self, dir: &Path, sockets: &Sockets) -> Command {
+        self.command_for("run", dir, sockets)
+    }
+
+    /// `reprise cleanup` of what the plugin leaves.
+    pub(crate) fn cleaning(&self) -> Command {
+        self.command_for("cleanup", self.dir.path(), &Sockets::of(&self.node))
+    }
+
+    fn command_for(&self, verb: &str, dir: &Path, sockets: &Sockets) -> Command {
         let mut command = Command::new(&self.binary);
         command
-            .arg("run")
+            .arg(verb)
             .arg("--nri-socket")
             .arg(&sockets.nri)
             .arg("--cri-endpoint")
@@ -229,12 +241,16 @@ impl Plugin {
             .arg(dir.join("run"))
             .arg("--state-dir")
             .arg(dir.join("state"))
-            .arg("--hook-path")
-            .arg(sockets.hook.as_ref().unwrap_or(&self.binary))
             .args(["--start", "Auto"])
             .args(["--replay-devices", "example.com/*"])
             // What it removes is told apart from what the kubelet does.
             .args(["--log-level", "debug"]);
+        match &sockets.hook_dir {
+            Some(dir) => command.arg("--hook-dir").arg(dir),
+            None => command
+                .arg("--hook-path")
+                .arg(sockets.hook.as_ref().unwrap_or(&self.binary)),
+        };
         if sockets.declares_features {
             command.arg("--declare-features");
         }

@@ -30,6 +30,7 @@ mod never;
 mod on_failure;
 mod probes;
 mod relists;
+mod removal;
 mod replay;
 mod restart_pod;
 mod rules;
@@ -100,6 +101,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         launched::scenarios(),
         disks::scenarios(),
         two_plugins::scenarios(),
+        removal::scenarios(),
         deletion::scenarios(),
         endings::scenarios(),
         burst::scenarios(),
