@@ -36,6 +36,10 @@ node-up: ## Start a node: NAME=reprise K8S=1.37.2 CONTAINERD=2.4.2
 node-down: ## End it and remove every trace: NAME=reprise
 	@hack/node.sh down $(NAME)
 
+.PHONY: installed
+installed: ## Image and chart on a node of its own: install, replace while pods restart, remove
+	@hack/installed.sh
+
 # tests/scenarios/ needs real nodes and brings them up itself.
 
 .PHONY: test
@@ -45,6 +49,7 @@ test: ## Everything, on the oldest or the newest kubelet: SEED=N
 .PHONY: test-all
 test-all: ## Everything on all kubelets and containerds
 	@hack/test.sh --all
+	@$(MAKE) --no-print-directory installed
 	@$(MAKE) --no-print-directory soak MINUTES=10
 
 .PHONY: sim

@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
-# The image and the chart as people install them, on a node that is up: a pod restarts through the DaemonSet, the DaemonSet is
-# upgraded while pods restart all the time, and what helm uninstalls leaves nothing on the node.
+# The image and the chart as people install them, on a node that is up: a pod restarts through the DaemonSet, whose image is
+# replaced while pods restart all the time, and when it is removed nothing is left on the node.
+#
+# Where pods get no tokens and no service's address leads anywhere (hack/node.sh), both are added to the DaemonSet, and the Job of
+# `helm uninstall` is done by hand.
 #
 # Many functions are called by name, which shellcheck does not see:
 # shellcheck disable=SC2317
@@ -21,8 +24,8 @@ PATIENCE=120
 
 usage() {
     cat <<END
-usage: REPRISE_NODE_ENV=FILE hack/installed.sh ARCHIVE   with the env file of a node (hack/node.sh) and the image (hack/image.sh)
---slow N: wait N times as long for everything
+usage: hack/installed.sh [--slow N] [ARCHIVE]   ARCHIVE: the image (default: hack/image.sh makes one of this machine's architecture)
+On a node of its own, or that of REPRISE_NODE_ENV=FILE. --slow N: wait N times as long for everything.
 END
 }
 
@@ -127,6 +130,24 @@ has_restarted() { # POD COUNT
         [[ $(kube get pod "$1" -o json | jq -c '[.status.containerStatuses[] | select(.state.running) | .restartCount]') == "[$2,$2]" ]]
 }
 
+# What the admission of service accounts, and kube-proxy, do elsewhere.
+connect_to_cluster() {
+    kube -n $NAMESPACE create configmap kube-root-ca.crt --from-file="ca.crt=$NODE_DIR/pki/ca.crt" \
+        --dry-run=client -o json | kube apply -f - >/dev/null
+    local port
+    port=$(sed -n 's|.*server: https://127\.0\.0\.1:||p' "$KUBECONFIG")
+    kube -n $NAMESPACE patch daemonset reprise --patch "$(jq -n --arg port "$port" '{spec: {template: {spec: {
+        hostNetwork: true,
+        volumes: [{name: "token", projected: {sources: [
+            {serviceAccountToken: {path: "token", expirationSeconds: 3607}},
+            {configMap: {name: "kube-root-ca.crt", items: [{key: "ca.crt", path: "ca.crt"}]}},
+            {downwardAPI: {items: [{path: "namespace", fieldRef: {fieldPath: "metadata.namespace"}}]}}]}}],
+        containers: [{name: "reprise",
+            env: [{name: "KUBERNETES_SERVICE_HOST", value: "127.0.0.1"}, {name: "KUBERNETES_SERVICE_PORT", value: $port}],
+            volumeMounts: [{name: "token", mountPath: "/var/run/secrets/kubernetes.io/serviceaccount", readOnly: true}]}]
+    }}}}')" >/dev/null
+}
+
 is_connected() { [[ $(kube -n $NAMESPACE logs daemonset/reprise 2>/dev/null | grep -c 'connected to NRI') -ge 1 ]]; }
 
 plugin_pods() { kube -n $NAMESPACE get pods -l app.kubernetes.io/name=reprise -o jsonpath='{range .items[*]}{.metadata.name}{"\n"}{end}'; }
@@ -152,14 +173,16 @@ leaves_nothing() {
 clean_up() {
     local code=$?
     trap - EXIT INT TERM
+    kube -n $NAMESPACE delete configmap kube-root-ca.crt --ignore-not-found >/dev/null 2>&1 || true
     helm uninstall reprise --no-hooks >/dev/null 2>&1 || true
     kube delete pods --all --grace-period 1 --wait=false >/dev/null 2>&1 || true
     rm -rf "$NODE_DIR/installed"
+    [[ -z $OWN_NODE ]] || "$HERE/node.sh" down "$OWN_NODE" || code=1
     exit "$code"
 }
 
 main() {
-    ARCHIVE=''
+    ARCHIVE='' OWN_NODE=''
     while (($#)); do
         case $1 in
         -h | --help) usage && exit ;;
@@ -169,9 +192,19 @@ main() {
         esac
         shift
     done
-    [[ -f $ARCHIVE ]] || die "which image? hack/image.sh makes one"
+    if [[ -z $ARCHIVE ]]; then
+        "$HERE/image.sh" --arch "$(dpkg --print-architecture)"
+        ARCHIVE=$(ls "$HERE"/../target/image/reprise-*.oci.tar)
+    fi
+    [[ -f $ARCHIVE ]] || die "no such file: $ARCHIVE"
+    if [[ -z ${REPRISE_NODE_ENV-} ]]; then
+        OWN_NODE=inst$$
+        trap 'code=$?; "$HERE/node.sh" down $OWN_NODE; exit $code' EXIT
+        "$HERE/node.sh" up "$OWN_NODE"
+        REPRISE_NODE_ENV=$("$HERE/node.sh" env "$OWN_NODE" | sed -n 's/^NODE_DIR=//p')/env
+    fi
     # shellcheck source=/dev/null
-    source "${REPRISE_NODE_ENV:?which node? hack/node.sh up names its env file}"
+    source "$REPRISE_NODE_ENV"
     CTR_COMMAND=("$CTR" --address "${CRI_ENDPOINT#unix://}")
     ensure_helm
     trap clean_up EXIT
@@ -179,9 +212,14 @@ main() {
     mkdir -p "$NODE_DIR/installed"
 
     import_images
+    # The rights of a plugin that is no DaemonSet (hack/node.sh): here they come with the chart.
+    kube delete --ignore-not-found -f "$HERE/../deploy/kustomize/base/rbac.yaml" >/dev/null
     values >"$NODE_DIR/installed/values.json"
+    [[ $(kube get nodes -o json | jq '.items | length') == 1 ]] || die "the node is not alone in its cluster"
+    "$HERE/node.sh" start "$(basename "$NODE_DIR")" scheduler >/dev/null 2>&1 || true
     helm install reprise "$HERE/../deploy/chart" --values "$NODE_DIR/installed/values.json" \
-        --set "image.tag=${IMAGE##*:}" --wait --timeout "${PATIENCE}s" >/dev/null
+        --set "image.tag=${IMAGE##*:}" >/dev/null
+    connect_to_cluster
     until_true "the DaemonSet's plugin is connected" is_connected
 
     make_pod once 1
@@ -191,7 +229,7 @@ main() {
     until_true "$PODS pods restart one after another" began "busy-$PODS" logger
     local before
     before=$(plugin_pods)
-    helm upgrade reprise "$HERE/../deploy/chart" --reuse-values --set image.tag="${NEXT##*:}" --timeout "${PATIENCE}s" >/dev/null
+    kube -n $NAMESPACE set image daemonset/reprise "reprise=$NEXT" >/dev/null
     replaced() { [[ $(plugin_pods) != *"$before"* ]] && is_connected; }
     until_true "the plugin was replaced meanwhile" replaced
     for ((pod = 1; pod <= PODS; pod++)); do
@@ -202,7 +240,10 @@ main() {
     copies=$(find "$NODE_DIR/installed/opt" -name 'reprise-*' | wc -l)
     ((copies == 2)) || die "$copies hooks: that of the pod from before and the new one should be there"
 
-    helm uninstall reprise --timeout "${PATIENCE}s" >/dev/null
+    tar -xf "$ARCHIVE" -C "$NODE_DIR/installed" && tar -xf "$NODE_DIR/installed/blobs/sha256/$(layer_of "$NODE_DIR/installed")" \
+        -C "$NODE_DIR/installed"
+    "$NODE_DIR/installed/reprise" cleanup --all-nodes --daemonset $NAMESPACE/reprise --kubeconfig "$KUBECONFIG"
+    helm uninstall reprise --no-hooks >/dev/null
     leaves_nothing
     say "installed, upgraded and removed"
 }

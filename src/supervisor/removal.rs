@@ -15,6 +15,7 @@ use super::{CriError, KubeError};
 use crate::config::{Config, DaemonSetName, HookPlace};
 use crate::cri::{self, ContainerState};
 use crate::exit_hold::remove_hooks_but;
+use crate::ids::ContainerId;
 use crate::kube::{self, DaemonSets, Traces};
 use crate::node::Maker;
 use crate::{records, reset, text};
@@ -172,25 +173,41 @@ async fn remove_containers(config: &Config, rest: &mut Vec<String>) -> Result<()
         return Ok(());
     };
     let cri = cri::Client::connect(&endpoint.to_string())?;
-    let containers = match cri.list_containers(None).await {
-        Ok(containers) => containers,
-        Err(error) => {
-            rest.push(format!("placeholders: {error}"));
-            return Ok(());
-        }
-    };
-    let unstarted = containers.into_iter().filter(|it| {
-        it.state == ContainerState::Created && Maker::of(&it.annotations) != Maker::Kubelet
-    });
     let mut removed = 0;
-    for container in unstarted {
-        match cri.remove_container(&container.id).await {
-            Ok(()) => removed += 1,
-            Err(error) => rest.push(format!("container {}: {error}", container.id)),
+    // What a plugin that was killed had asked for may come a moment later.
+    for look in 1.. {
+        let unstarted = match unstarted(&cri).await {
+            Ok(unstarted) => unstarted,
+            Err(error) => {
+                rest.push(format!("placeholders: {error}"));
+                break;
+            }
+        };
+        if unstarted.is_empty() && look > 1 {
+            break;
         }
+        for id in unstarted {
+            match cri.remove_container(&id).await {
+                Ok(()) => removed += 1,
+                Err(error) => {
+                    rest.push(format!("container {id}: {error}"));
+                    return Ok(());
+                }
+            }
+        }
+        sleep(LOOK_INTERVAL).await;
     }
     tracing::info!(removed, "containers that a restart made and did not start");
     Ok(())
+}
+
+/// The containers that a restart made, and nobody has started.
+async fn unstarted(cri: &cri::Client) -> Result<Vec<ContainerId>, CriError> {
+    let mut containers = cri.list_containers(None).await?;
+    containers.retain(|it| {
+        it.state == ContainerState::Created && Maker::of(&it.annotations) != Maker::Kubelet
+    });
+    Ok(containers.into_iter().map(|it| it.id).collect())
 }
 
 /// Those that are not there are as they should be.
