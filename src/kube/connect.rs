@@ -92,17 +92,21 @@ async fn from_file(path: &Path) -> Result<Config, KubeconfigFault> {
 
 /// Files that a kubeconfig names are beside it (`ResolveLocalPaths`, client-go `tools/clientcmd/loader.go`).
 fn resolve(kubeconfig: &mut Value, dir: &Path) {
+    let command = "/user/exec/command";
     let named = [
-        ("clusters", "cluster", "certificate-authority"),
-        ("users", "user", "client-certificate"),
-        ("users", "user", "client-key"),
-        ("users", "user", "tokenFile"),
+        ("clusters", "/cluster/certificate-authority"),
+        ("users", "/user/client-certificate"),
+        ("users", "/user/client-key"),
+        ("users", "/user/tokenFile"),
+        ("users", command),
     ];
-    for (list, of, key) in named {
+    for (list, at) in named {
         let entries = kubeconfig.get_mut(list).and_then(Value::as_array_mut);
         let of_each = entries.into_iter().flatten();
-        for entry in of_each.filter_map(|entry| entry.get_mut(of)?.get_mut(key)) {
-            if let Some(path) = entry.as_str().filter(|path| !path.is_empty()) {
+        for entry in of_each.filter_map(|entry| entry.pointer_mut(at)) {
+            // A command without a slash is looked for elsewhere.
+            let is_path = |text: &&str| !text.is_empty() && (at != command || text.contains('/'));
+            if let Some(path) = entry.as_str().filter(is_path) {
                 *entry = dir.join(path).display().to_string().into();
             }
         }
@@ -134,6 +138,16 @@ users: [{name: u, user: {tokenFile: token}}]
         fs::write(&path, text.replace(", certificate-authority: CA", "")).unwrap();
         let config = from_file(&path).await.unwrap();
         assert_eq!(config.cluster_url.to_string(), "https://127.0.0.1:6443/");
+        for (command, found) in [
+            ("./auth", dir.path().join("./auth")),
+            ("auth", "auth".into()),
+        ] {
+            let mut kubeconfig =
+                serde_json::json!({"users": [{"user": {"exec": {"command": command}}}]});
+            resolve(&mut kubeconfig, dir.path());
+            let resolved = &kubeconfig["users"][0]["user"]["exec"]["command"];
+            assert_eq!(resolved.as_str().map(Path::new), Some(&*found));
+        }
         let token = dir.path().join("token").display().to_string();
         assert_eq!(config.auth_info.token_file, Some(token));
         for (bad, word) in [
