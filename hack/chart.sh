@@ -84,7 +84,7 @@ daemonset() {
 
 check_versions() {
     local cargo name
-    cargo=$(sed -n 's/^version = "\(.*\)"/\1/p' "$HERE/../Cargo.toml" | head -n 1)
+    cargo=$(version)
     for name in version appVersion; do
         grep -qE "^$name: \"?${cargo//./\\.}\"?$" "$CHART/Chart.yaml" || die "the chart's $name is not $cargo, as in Cargo.toml"
     done

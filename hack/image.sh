@@ -28,8 +28,6 @@ On a node: ctr -n k8s.io images import reprise-VERSION.oci.tar makes localhost/r
 END
 }
 
-version() { sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1; }
-
 triple() { # ARCH
     case $1 in
     amd64) echo x86_64-unknown-linux-gnu ;;
@@ -49,16 +47,12 @@ gcc_of() { # ARCH
 linker_dir() { echo "$(rustc --print sysroot)/lib/rustlib/$(rustc -vV | sed -n 's/^host: //p')/bin/gcc-ld"; }
 
 ensure_compilers() { # ARCH...
-    local arch wanted=(make jq gcc libc6-dev) missing
+    local arch wanted=(make jq gcc libc6-dev)
     for arch; do
         [[ $(dpkg --print-architecture) == "$arch" ]] ||
             wanted+=("gcc-$(gcc_of "$arch" | sed 's/-gcc$//; s/_/-/')" "libc6-dev-$arch-cross")
     done
-    mapfile -t missing < <(dpkg-query -W -f '${db:Status-Status}\n' "${wanted[@]}" 2>&1 | grep -v '^installed$')
-    ((!${#missing[@]})) && return
-    say "installing ${wanted[*]}"
-    apt_install "${wanted[@]}" || { apt-get update -qq && apt_install "${wanted[@]}"; } ||
-        die "apt-get failed, see $CACHE/apt.log"
+    ensure_packages "${wanted[@]}"
 }
 
 # Prints what cargo is to be told where the standard library for it must be built along.
@@ -169,13 +163,10 @@ build_archive() { # DIR ARCH...
 
 # What it is made of. The tool notes when and under which random name; the lock file says as much, and the same each time.
 build_sbom() { # DIR
-    local tools=$CACHE/tools lock
-    [[ $("$tools/bin/cargo-sbom" --version 2>/dev/null) == "cargo-sbom $SBOM_VERSION" ]] || {
-        say "building cargo-sbom $SBOM_VERSION, once"
-        cargo install cargo-sbom --quiet --locked --version "$SBOM_VERSION" --root "$tools"
-    }
+    local lock
+    ensure_tool cargo-sbom "$SBOM_VERSION"
     lock=$(sha256sum Cargo.lock | cut -d' ' -f1)
-    "$tools/bin/cargo-sbom" --cargo-package reprise --output-format spdx_json_2_3 |
+    "$CACHE/tools/bin/cargo-sbom" --cargo-package reprise --output-format spdx_json_2_3 |
         jq --arg name "https://spdx.org/spdxdocs/reprise-$(version)-$lock" \
             '.creationInfo.created = "1970-01-01T00:00:00Z" | .documentNamespace = $name' >"$1/reprise-$(version).spdx.json"
 }

@@ -11,39 +11,29 @@ set -euo pipefail
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly HERE
-# shellcheck source=/dev/null
-source "$HERE/lib.sh"
-# shellcheck source=/dev/null
-source "$HERE/build.sh"
+for part in lib build process; do
+    # shellcheck source=/dev/null
+    source "$HERE/$part.sh"
+done
 
 readonly NAMESPACE=kube-system NEXT=localhost/reprise:next
 # Pods that restart while the plugin is replaced, and how often each does in all.
 readonly PODS=4 RESTARTS=12
 # Seconds for anything that is waited for: much more than it takes on a busy machine.
-PATIENCE=120
+readonly PATIENCE=120
 
 usage() {
     cat <<END
-usage: hack/installed.sh [--slow N] [ARCHIVE]   ARCHIVE: the image (default: hack/image.sh makes one of this machine's architecture)
-On a node of its own, or that of REPRISE_NODE_ENV=FILE. --slow N: wait N times as long for everything.
+usage: hack/installed.sh [ARCHIVE]   ARCHIVE: the image (default: hack/image.sh makes one of this machine's architecture)
+On a node of its own, or that of REPRISE_NODE_ENV=FILE. REPRISE_PATIENCE=N: wait N times as long for everything.
 END
 }
 
 kube() { "$KUBECTL" --kubeconfig "$KUBECONFIG" "$@"; }
 
-# Polls until COMMAND succeeds.
 until_true() { # WHAT COMMAND...
-    local what=$1 deadline=$((SECONDS + PATIENCE))
-    shift
-    until "$@" >/dev/null 2>&1; do
-        ((SECONDS < deadline)) || {
-            kube get pods -A -o wide >&2 || true
-            kube -n $NAMESPACE logs -l app.kubernetes.io/name=reprise --tail 20 --prefix >&2 || true
-            die "not within $PATIENCE s: $what"
-        }
-        sleep 0.5
-    done
-    say "$what"
+    wait_for "$PATIENCE" "$@"
+    say "$1"
 }
 
 # On a node that is not alone on its machine everything is somewhere else than the chart's values say.
@@ -67,12 +57,14 @@ import_images() {
     IMAGE=$(ctr -n k8s.io images ls -q | grep '^localhost/reprise:' | grep -vx "$NEXT" | tail -n 1)
     work=$(mktemp -d)
     tar -xf "$ARCHIVE" -C "$work"
+    mkdir "$work/root"
+    tar -xf "$work/blobs/sha256/$(layer_of "$work")" -C "$work/root"
+    install -m 755 "$work/root/reprise" "$NODE_DIR/installed/"
+    echo next >>"$work/root/reprise"
     (
+        # What it calls images is what the node's env file does.
         # shellcheck source=/dev/null
         source "$HERE/images.sh"
-        mkdir "$work/root"
-        tar -xf "$work/blobs/sha256/$(layer_of "$work")" -C "$work/root"
-        echo next >>"$work/root/reprise"
         pack_image "$work/root" "$NEXT" /reprise "$work/next.tar"
     )
     ctr -n k8s.io images import "$work/next.tar" >/dev/null
@@ -173,12 +165,21 @@ leaves_nothing() {
 clean_up() {
     local code=$?
     trap - EXIT INT TERM
+    if ((code)) && [[ -n ${KUBECTL-} ]]; then
+        kube get pods -A -o wide >&2 || true
+        kube -n $NAMESPACE logs -l app.kubernetes.io/name=reprise --tail 20 --prefix >&2 || true
+    fi
+    [[ -n $OWN_NODE ]] || forget
+    [[ -z $OWN_NODE ]] || "$HERE/node.sh" down "$OWN_NODE" || code=1
+    exit "$code"
+}
+
+# On a node that stays.
+forget() {
     kube -n $NAMESPACE delete configmap kube-root-ca.crt --ignore-not-found >/dev/null 2>&1 || true
     helm uninstall reprise --no-hooks >/dev/null 2>&1 || true
     kube delete pods --all --grace-period 1 --wait=false >/dev/null 2>&1 || true
     rm -rf "$NODE_DIR/installed"
-    [[ -z $OWN_NODE ]] || "$HERE/node.sh" down "$OWN_NODE" || code=1
-    exit "$code"
 }
 
 main() {
@@ -186,7 +187,6 @@ main() {
     while (($#)); do
         case $1 in
         -h | --help) usage && exit ;;
-        --slow) PATIENCE=$((PATIENCE * ${2:?--slow needs a number})) && shift ;;
         -*) usage >&2 && exit 2 ;;
         *) ARCHIVE=$1 ;;
         esac
@@ -199,7 +199,8 @@ main() {
     [[ -f $ARCHIVE ]] || die "no such file: $ARCHIVE"
     if [[ -z ${REPRISE_NODE_ENV-} ]]; then
         OWN_NODE=inst$$
-        trap 'code=$?; "$HERE/node.sh" down $OWN_NODE; exit $code' EXIT
+        trap clean_up EXIT
+        trap 'exit 130' INT TERM
         "$HERE/node.sh" up "$OWN_NODE"
         REPRISE_NODE_ENV=$("$HERE/node.sh" env "$OWN_NODE" | sed -n 's/^NODE_DIR=//p')/env
     fi
@@ -240,8 +241,6 @@ main() {
     copies=$(find "$NODE_DIR/installed/opt" -name 'reprise-*' | wc -l)
     ((copies == 2)) || die "$copies hooks: that of the pod from before and the new one should be there"
 
-    tar -xf "$ARCHIVE" -C "$NODE_DIR/installed" && tar -xf "$NODE_DIR/installed/blobs/sha256/$(layer_of "$NODE_DIR/installed")" \
-        -C "$NODE_DIR/installed"
     "$NODE_DIR/installed/reprise" cleanup --all-nodes --daemonset $NAMESPACE/reprise --kubeconfig "$KUBECONFIG"
     helm uninstall reprise --no-hooks >/dev/null
     leaves_nothing

@@ -2,7 +2,12 @@
 # The chart in a kind cluster, for whoever has docker, kind, kubectl and helm. It is not run here, where none of them is: what
 # `make test` runs on are the nodes of node.sh.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+readonly HERE
+# shellcheck source=/dev/null
+source "$HERE/lib.sh"
+cd "$HERE/.."
 
 readonly NAME=${KIND_CLUSTER_NAME:-reprise}
 # containerd 2, which has NRI on by default, is in the nodes' images from kind 0.27 on.
@@ -16,11 +21,6 @@ usage: kind.sh up [IMAGE] [HELM-ARG...]   make a cluster if there is none, load 
        kind.sh down                       uninstall the chart, which leaves the node as it was, and delete the cluster
 KIND_CLUSTER_NAME (reprise) and KIND_NODE_IMAGE (kind's own default) say which cluster.
 END
-}
-
-die() {
-    printf 'error: %s\n' "$*" >&2
-    exit 1
 }
 
 need() { # PROGRAM...
@@ -66,13 +66,12 @@ down() {
 }
 
 main() {
-    local command=${1:-help} version
+    local command=${1:-help}
     shift || true
-    version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
     case $command in
     up)
         need docker kind kubectl helm
-        local image=${1:-reprise:$version}
+        local image=${1:-reprise:$(version)}
         shift || true
         up "$image" "$@"
         ;;

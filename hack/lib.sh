@@ -21,6 +21,17 @@ die() {
     exit 1
 }
 
+version() { sed -n 's/^version = "\(.*\)"/\1/p' "$HERE/../Cargo.toml" | head -n 1; }
+
+# A program that cargo builds, in $CACHE/tools/bin, of this very version.
+ensure_tool() { # NAME VERSION
+    local installed
+    installed=$("$CACHE/tools/bin/$1" --version 2>/dev/null) || true
+    [[ ${installed##* } != "$2" ]] || return 0
+    say "building $1 $2, once"
+    cargo install "$1" --quiet --locked --version "$2" --root "$CACHE/tools"
+}
+
 one_of() { # WHAT VALUE ALLOWED...
     local what=$1 value=$2 allowed
     shift 2

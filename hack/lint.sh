@@ -2,18 +2,17 @@
 # Everything that can be said about the code without running it: format, lints, the oldest compiler,
 # what it depends on, and the scripts.
 set -euo pipefail
-cd "$(dirname "$0")/.."
 
-readonly CACHE=${REPRISE_CACHE:-$HOME/.cache/reprise}
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+readonly HERE
+# shellcheck source=/dev/null
+source "$HERE/lib.sh"
+cd "$HERE/.."
+
 readonly DENY_VERSION=0.20.2
 PATH=$PATH:$CACHE/tools/bin
 
 step() { printf '\n== %s\n' "$*"; }
-
-die() {
-    printf 'error: %s\n' "$*" >&2
-    exit 1
-}
 
 # The oldest compiler that Cargo.toml promises must do; says whether exactly that one was tried.
 check_oldest_compiler() {
@@ -38,10 +37,7 @@ check_oldest_compiler() {
 }
 
 check_dependencies() {
-    if ! command -v cargo-deny >/dev/null; then
-        echo "building cargo-deny $DENY_VERSION, once"
-        cargo install cargo-deny --locked --version "$DENY_VERSION" --root "$CACHE/tools"
-    fi
+    command -v cargo-deny >/dev/null || ensure_tool cargo-deny "$DENY_VERSION"
     cargo deny --locked check --hide-inclusion-graph bans licenses sources
     # The database of advisories is on the network, and no reason to fail where there is none.
     if cargo deny --locked fetch db >/dev/null 2>&1; then

@@ -17,7 +17,7 @@ END
 }
 
 main() {
-    local dir=target/package arch tools=$CACHE/tools
+    local dir=target/package arch
     case ${1-} in
     -h | --help) usage && exit ;;
     -*) usage >&2 && exit 2 ;;
@@ -25,15 +25,12 @@ main() {
     esac
     arch=$(dpkg --print-architecture)
     "$HERE/image.sh" --arch "$arch"
-    [[ $("$tools/bin/cargo-deb" --version 2>/dev/null) == "$CARGO_DEB_VERSION" ]] || {
-        say "building cargo-deb $CARGO_DEB_VERSION, once"
-        cargo install cargo-deb --quiet --locked --version "$CARGO_DEB_VERSION" --root "$tools"
-    }
+    ensure_tool cargo-deb "$CARGO_DEB_VERSION"
     rm -rf target/package
     install -D -m 755 "target/image/$arch/reprise" target/package/reprise
     say "writing the manual pages"
     cargo run --locked --quiet --example manual -- target/package
-    "$tools/bin/cargo-deb" --quiet --no-build --no-strip --output "$dir/"
+    "$CACHE/tools/bin/cargo-deb" --quiet --no-build --no-strip --output "$dir/"
     say "$(ls "$dir"/reprise_*.deb)"
 }
 

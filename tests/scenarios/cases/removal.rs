@@ -9,6 +9,7 @@ use tokio::task::spawn_blocking;
 use super::three_kinds::NEVER_WITH_INITS;
 use crate::plugin::Phase;
 use crate::pod::LivePod;
+use crate::runtime::Container;
 use crate::scenario::{Scenario, scenarios};
 use crate::shape::Shape;
 use crate::stage::Stage;
@@ -72,7 +73,7 @@ impl UnderWay {
 async fn left(stage: &Stage, pod: &LivePod) -> Result<Vec<&'static str>> {
     let mut left = Vec::new();
     let containers = pod.containers().await?;
-    if containers.iter().any(|it| it.is_placeholder()) {
+    if containers.iter().any(Container::is_placeholder) {
         left.push("placeholder");
     }
     let status = stage.node.pods().get(&pod.name).await?.status;
