@@ -22,6 +22,9 @@ use crate::exit_hold;
 /// From the first hold until everything is released, whatever is missing. The hooks give up at 8 s; the rest is
 /// for the release itself on a busy node.
 pub const DOWN_LIMIT: Duration = Duration::from_millis(6500);
+/// How long the exit of a container is held, where others have time to stop, before it is shielded and shown: most stop at once,
+/// and what was not shielded is replayed sooner.
+pub(crate) const PATIENCE: Duration = Duration::from_millis(500);
 /// How long before that a replay falls back: making placeholders takes time.
 pub(crate) const FALLBACK_TIME: Duration = Duration::from_secs(2);
 /// How much longer than [`DOWN_LIMIT`] the guard's placeholders may take, without which the pod fails.
@@ -93,16 +96,26 @@ pub(crate) const LONGEST_RECORDING: Duration = Duration::from_secs(4);
 const SHORTEST_STEP: Duration = Duration::from_millis(100);
 const LONGEST_STEP: Duration = Duration::from_millis(750);
 
+/// The kubelet's first wait before it starts a container again that has exited twice (`containerBackOffPeriod` and
+/// `initialBackOff`, pkg/kubelet/kubelet.go).
+pub(crate) const FIRST_BACK_OFF: Duration = Duration::from_secs(10);
+/// How often it is asked whether the kubelet is ending a pod whose containers stop.
+pub(crate) const ENDING_INTERVAL: Duration = Duration::from_secs(10);
+/// How long the next container waits for a postStart hook. The kubelet waits for ever, and holds no exits meanwhile.
+pub(crate) const POST_START_LIMIT: Duration = Duration::from_mins(1);
+/// How long a plugin that comes back waits for the spec of a pod whose hooks it is to run.
+pub(crate) const SPEC_LIMIT: Duration = Duration::from_secs(2);
 /// The kubelet retries a failed sync after 10-15 s, and may itself be away for a while.
 pub(crate) const RECORD_LIMIT: Duration = Duration::from_mins(10);
 /// Removing containers takes milliseconds; a runtime that is restarted takes seconds.
 pub(crate) const CLEAR_LIMIT: Duration = Duration::from_mins(1);
 /// Init containers may be slow. After this the gate no longer keeps any order.
 pub(crate) const UP_LIMIT: Duration = Duration::from_mins(10);
-/// After that long, what the kubelet started while no plugin was there stays: it may have run for hours.
-const AGAIN_LIMIT: Duration = Duration::from_secs(10);
-/// The same where others still run that were to end: half of a pod helps nobody.
-const HALVED_LIMIT: Duration = Duration::from_mins(1);
+/// How long after the decision, and the time to stop, a plugin that comes back begins anew where containers were started behind
+/// its back. After that what the kubelet started stays: it may have run for hours.
+pub(crate) const AGAIN_LIMIT: Duration = Duration::from_secs(10);
+/// The same where others still run that were to end, or have not been started again: half of a pod helps nobody.
+pub(crate) const HALVED_LIMIT: Duration = Duration::from_mins(1);
 
 /// An exit that no hook has announced by then may not be held: the container was made before the plugin, or its hook did
 /// not run. On a busy node the hook may come even later.
@@ -121,7 +134,13 @@ pub(crate) const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 pub(crate) const RESERVED_INTERVAL: Duration = Duration::from_millis(20);
 /// For how long. Whoever has the name after that keeps it.
 pub(crate) const RESERVED_LIMIT: Duration = Duration::from_secs(3);
-/// The runtime's answer to a stop, beyond the grace period.
+/// The least that a container has to stop, whatever others before it took (`minimumGracePeriodInSeconds`,
+/// `pkg/kubelet/kuberuntime/kuberuntime_container.go`).
+pub(crate) const SHORTEST_GRACE: Duration = Duration::from_secs(2);
+/// In which the runtime has sent a stop signal that it was asked for, and how soon it is asked once more.
+pub(crate) const SIGNAL_LIMIT: Duration = Duration::from_secs(2);
+pub(crate) const SIGNAL_INTERVAL: Duration = Duration::from_secs(5);
+/// The runtime's answer where it is to kill a container.
 pub(crate) const STOP_LIMIT: Duration = Duration::from_secs(10);
 /// How long one removal is tried before it is tried afresh.
 pub(crate) const REMOVE_LIMIT: Duration = Duration::from_secs(30);
@@ -129,12 +148,6 @@ pub(crate) const REMOVE_LIMIT: Duration = Duration::from_secs(30);
 pub(crate) const TURN: Duration = Duration::from_millis(250);
 /// How long anybody waits for a disk. Exits are held meanwhile.
 pub(crate) const DISK_LIMIT: Duration = Duration::from_secs(1);
-
-/// How long after the decision a plugin that comes back begins anew where containers were started behind its back. `halved`:
-/// others still run that were to end, or have not been started again.
-pub(crate) fn time_to_begin_anew(halved: bool) -> Duration {
-    if halved { HALVED_LIMIT } else { AGAIN_LIMIT }
-}
 
 /// How long the kubelet's relist of one pod may take on a node where making a container took so long.
 pub(crate) fn time_of_relist(making: Duration) -> Duration {

@@ -106,10 +106,15 @@ fn words(outcome: Outcome, container: &Container, policy: &Policy) -> String {
         (Outcome::Rule(Action::RestartAllContainers), _) => {
             "restart all containers in place".to_owned()
         }
-        (Outcome::Rule(Action::RestartPod), _) => format!(
-            "restart all containers in place, with {} s to stop",
-            policy.options().grace().as_secs()
-        ),
+        (Outcome::Rule(Action::RestartPod), _) => match policy.options().grace_period {
+            Some(period) => format!(
+                "restart all containers in place, with {} s to stop",
+                period.as_secs()
+            ),
+            None => {
+                "restart all containers in place, with the pod's grace period to stop".to_owned()
+            }
+        },
         (Outcome::Next, _) => "the next container starts".to_owned(),
         (Outcome::Again, _) => by_policy("the kubelet restarts it"),
         (Outcome::Done, _) => by_policy("it is done"),

@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint, Uri};
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 
 use super::api::runtime::v1 as api;
 use super::api::runtime::v1::image_service_client::ImageServiceClient;
@@ -21,13 +22,15 @@ use super::error::CriError;
 use super::handlers;
 use super::model::{ContainerStatus, ContainerSummary, RuntimeVersion, SandboxSummary};
 use super::poststop;
-use crate::ids::{Attempt, ContainerId, SandboxId};
+use crate::ids::{Attempt, ContainerId, ExitCode, SandboxId};
 
 /// The kubelet's limit for CRI messages (`pkg/kubelet/cri/remote`, `maxMsgSize`): lists of a busy node exceed gRPC's 4 MiB.
 const MAX_MESSAGE: usize = 16 * 1024 * 1024;
 /// What a runtime tells of one container or sandbox has its author's words in it, twice. To read them takes up to fifty
 /// times as much memory.
 const MAX_VERBOSE: usize = 1024 * 1024;
+/// What a command writes is its author's, and it is nobody's business.
+const MAX_OUTPUT: usize = 256 * 1024;
 /// How many such answers are read at the same time.
 const VERBOSE_AT_ONCE: usize = 4;
 
@@ -321,6 +324,32 @@ impl Client {
         call.finish(self.rpc().stop_container(call.request(message)))
             .await?;
         Ok(())
+    }
+
+    /// Runs a command in a container, no longer than `limit`, and tells what it exited with. What it writes is dropped; of one
+    /// that writes more than [`MAX_OUTPUT`] that is not known, and it counts as a success.
+    pub async fn exec(
+        &self,
+        id: &ContainerId,
+        command: &[String],
+        limit: Duration,
+    ) -> Result<ExitCode, CriError> {
+        let message = api::ExecSyncRequest {
+            container_id: id.to_string(),
+            cmd: command.to_vec(),
+            timeout: 0,
+        };
+        let call = self.call("ExecSync", limit);
+        let mut rpc = self.rpc().max_decoding_message_size(MAX_OUTPUT);
+        let answer = rpc
+            .exec_sync(call.request(message))
+            .map(|answer| match answer {
+                Err(status) if status.code() == Code::OutOfRange => {
+                    Ok(Response::new(api::ExecSyncResponse::default()))
+                }
+                answer => answer,
+            });
+        Ok(ExitCode(call.finish(answer).await?.exit_code))
     }
 
     /// Removes a container, in one try. containerd counts one that is gone as removed, and so may other runtimes.

@@ -276,6 +276,19 @@ impl api::runtime_service_server::RuntimeService for Service {
         Ok(Response::new(api::StopContainerResponse {}))
     }
 
+    async fn exec_sync(
+        &self,
+        request: Request<api::ExecSyncRequest>,
+    ) -> Result<Response<api::ExecSyncResponse>, Status> {
+        let request = request.into_inner();
+        let command = request.cmd.join(" ");
+        drop(
+            self.called(format!("ExecSync {} {command}", request.container_id))
+                .await?,
+        );
+        Ok(Response::new(api::ExecSyncResponse::default()))
+    }
+
     async fn remove_container(
         &self,
         _: Request<api::RemoveContainerRequest>,

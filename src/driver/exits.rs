@@ -14,20 +14,17 @@ use crate::restart::pod::Task;
 use crate::times::{EVENT_LIMIT, HOOK_INTERVAL, HOOK_LIMIT, RETRY_INTERVAL, STOP_LIMIT};
 
 impl Driver {
-    pub(super) fn begin_kill(
-        self: &Arc<Self>,
-        state: &mut State,
-        id: &ContainerId,
-        grace: Duration,
-    ) {
-        let begin = || tokio::spawn(Arc::clone(self).kill(id.clone(), grace)).abort_handle();
+    pub(super) fn begin_kill(self: &Arc<Self>, state: &mut State, id: &ContainerId) {
+        let begin = || tokio::spawn(Arc::clone(self).kill(id.clone())).abort_handle();
         state.kills.entry(id.clone()).or_insert_with(begin);
     }
 
-    async fn kill(self: Arc<Self>, id: ContainerId, grace: Duration) {
-        loop {
+    /// At once, whatever it is doing.
+    pub(super) async fn kill(self: Arc<Self>, id: ContainerId) {
+        // A pod that was deleted meanwhile has time to stop.
+        while self.wants(Task::Kill(&id)) {
             let cri = &self.tools.cri;
-            let stop = cri.stop_container(&id, grace, grace + STOP_LIMIT);
+            let stop = cri.stop_container(&id, Duration::ZERO, STOP_LIMIT);
             let result = self.bounds.kill(stop).await;
             let event = match result {
                 // The runtime stops nothing that it has not started (containerd `stopContainer`), and starts it then.
@@ -40,21 +37,16 @@ impl Driver {
                 }
             };
             let Some(event) = event else {
-                sleep(RETRY_INTERVAL).await;
                 // Even when its exit can no longer be held: it cannot start again before it has ended.
-                let mut state = self.lock();
-                if state.pod.wants(Task::Kill(&id)) {
-                    continue;
-                }
-                state.kills.remove(&id);
-                return;
+                sleep(RETRY_INTERVAL).await;
+                continue;
             };
-            self.with(|state, now| {
+            return self.with(|state, now| {
                 state.kills.remove(&id);
                 state.pod.feed(event, now);
             });
-            return;
         }
+        self.lock().kills.remove(&id);
     }
 
     /// Asks the runtime only about a container of which no end has been heard.

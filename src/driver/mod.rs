@@ -7,10 +7,12 @@ mod bounds;
 mod exits;
 mod hooks;
 mod hosts;
+mod lifecycle;
 mod perform;
 mod placeholder;
 mod replay;
 mod starts;
+mod stop;
 #[cfg(test)]
 pub(crate) mod stranger_tests;
 #[cfg(test)]

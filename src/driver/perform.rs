@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use super::{Driver, Job, State};
 use crate::cri::CriError;
 use crate::driver::turns::Turn;
-use crate::ids::{ContainerId, ContainerName};
+use crate::ids::{ContainerId, ContainerName, PodIdentity};
 use crate::kube::{Ending, Endings};
 use crate::plan::{Generation, Plan, Starter, Trigger, Way};
 use crate::policy::Action;
@@ -32,7 +32,7 @@ impl Driver {
         for command in state.pod.commands() {
             match command {
                 Command::Do(order) => self.enqueue(Job::Do(order)),
-                Command::Kill(id) => self.begin_kill(state, &id, Duration::ZERO),
+                Command::Kill(id) => self.begin_kill(state, &id),
                 Command::Remove(id) => self.sweep(id),
                 Command::EndKill(id) => {
                     if let Some(kill) = state.kills.remove(&id) {
@@ -109,7 +109,13 @@ impl Driver {
             }
             Effect::AskForTurn => self.ask_for_turn(),
             Effect::Announce(restarting) => self.announce(&order, restarting),
-            Effect::Kill(id) => self.begin_kill(&mut self.lock(), &id, plan.grace()),
+            Effect::Kill(id) if plan.grace_ms == 0 => self.begin_kill(&mut self.lock(), &id),
+            Effect::Kill(id) => {
+                let left = plan
+                    .grace()
+                    .saturating_sub(self.tools.clock.since(plan.decided_up_ms));
+                self.begin_stop(&mut self.lock(), &id, left);
+            }
             Effect::Recover => drop(tokio::spawn(
                 Arc::clone(self).recover(order.record, order.spec),
             )),
@@ -166,16 +172,21 @@ impl Driver {
         let driver = Arc::clone(self);
         // The condition has a limit of its own.
         let patience = endings.as_ref().map_or(Duration::MAX, Endings::patience);
-        let container = order.record.plan.trigger.name.clone();
-        let made = Timestamp::from_nanosecond(order.trigger_made_at.into()).unwrap_or_default();
+        let question = endings.map(|endings| Question {
+            endings,
+            container: order.record.plan.trigger.name.clone(),
+            made: Timestamp::from_nanosecond(order.trigger_made_at.into()).unwrap_or_default(),
+        });
+        if let Some(question) = question.clone().filter(|_| self.wants(Task::Stop)) {
+            tokio::spawn(Arc::clone(self).watch_for_ending(question));
+        }
         tokio::spawn(async move {
             let pod = &driver.pod;
             let ends = async {
                 // Too late or given up: the restart is worth more than the news of it.
                 let _ = timeout(ANNOUNCE_LIMIT, OptionFuture::from(told)).await;
                 // Asked for after that: the kubelet's event is on its way while the container ends.
-                let ends = endings.as_ref();
-                let ends = ends.map(|it| it.begun(&pod.key, &pod.uid, &container, made));
+                let ends = question.as_ref().map(|question| question.ask(pod));
                 OptionFuture::from(ends).await.flatten()
             };
             let mut ends = pin!(ends);
@@ -306,6 +317,24 @@ impl Driver {
             let withdrawn = driver.tools.static_pods.is_withdrawn(&path, &driver.pod);
             driver.tell(|pod, now| pod.manifest_asked(&trigger, action, withdrawn, now));
         });
+    }
+}
+
+/// What the API server is asked: whether the kubelet is ending the pod, or the container that has asked for its restart.
+#[derive(Debug, Clone)]
+pub(super) struct Question {
+    endings: Endings,
+    container: ContainerName,
+    /// When that was made.
+    made: Timestamp,
+}
+
+impl Question {
+    pub(super) async fn ask(&self, pod: &PodIdentity) -> Option<Ending> {
+        let (endings, container) = (&self.endings, &self.container);
+        endings
+            .begun(&pod.key, &pod.uid, container, self.made)
+            .await
     }
 }
 

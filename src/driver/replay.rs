@@ -40,6 +40,22 @@ pub(super) struct Replay {
     generation: Option<i64>,
 }
 
+/// An attempt that was made and is to be started.
+struct Made<'r> {
+    name: &'r ContainerName,
+    attempt: &'r Attempt,
+    id: ContainerId,
+}
+
+/// Takes what is to wait for the first of these that has a postStart hook.
+fn rest_after<'r>(
+    made: &mut Vec<Made<'r>>,
+    hooked: impl Fn(&ContainerName) -> bool,
+) -> Vec<Made<'r>> {
+    let first = made.iter().position(|it| hooked(it.name));
+    made.split_off(first.map_or(made.len(), |first| first + 1))
+}
+
 /// Why an attempt was not started.
 #[derive(Debug, thiserror::Error)]
 enum ReplayError {
@@ -174,15 +190,27 @@ impl Driver {
         {
             return self.not_replayed(&plan.id, name, &ReplayError::Blocked(blocker));
         }
-        let turn = self.turn(plan).await;
+        let mut turn = self.turn(plan).await;
         if let Some(hosts) = replay.hosts.clone() {
             hosts.restore().await;
         }
-        let making = self.make_and_start(plan, &replay, attempts, turn);
-        let started = self.tools.starts.carry_out(making).await;
-        // What tells of it would only delay the others.
-        for (name, id, attempt) in started {
-            self.show(name, &id, attempt, &replay.sandbox);
+        let hooked = |name: &ContainerName| plan.member(name).is_some_and(|it| it.post_start);
+        let first = async {
+            let mut made = self.make_all(plan, &replay, attempts, &mut turn).await;
+            let rest = rest_after(&mut made, hooked);
+            (self.start_all(plan, &replay, made).await, rest)
+        };
+        let (mut started, mut rest) = self.tools.starts.carry_out(first).await;
+        drop(turn);
+        // Each waits for the hook of the one before it, and nothing else for that.
+        while let Some((name, id)) = started.into_iter().find(|(name, _)| hooked(name))
+            && let Some(spec) = spec.clone()
+        {
+            self.run_post_start(&id, &name, spec).await;
+            let mut next = std::mem::take(&mut rest);
+            rest = rest_after(&mut next, hooked);
+            let starting = self.start_all(plan, &replay, next);
+            started = self.tools.starts.carry_out(starting).await;
         }
     }
 
@@ -203,14 +231,14 @@ impl Driver {
         self.have_their_images(made, spec).await
     }
 
-    /// Returns what has been started.
-    async fn make_and_start<'r>(
+    /// Returns what has been made: all, or nothing.
+    async fn make_all<'r>(
         self: &Arc<Self>,
         plan: &Plan,
         replay: &Replay,
         attempts: Vec<(&'r ContainerName, &'r Attempt)>,
-        turn: Option<Turn>,
-    ) -> Vec<(&'r ContainerName, ContainerId, &'r Attempt)> {
+        turn: &mut Option<Turn>,
+    ) -> Vec<Made<'r>> {
         let making = attempts
             .iter()
             .map(|(_, attempt)| self.make(&plan.id, attempt, &replay.sandbox));
@@ -223,7 +251,7 @@ impl Driver {
         if let Some((name, error)) = failed.next() {
             self.not_replayed(&plan.id, name, error);
             // What was wanted no longer says nothing of the node.
-            turn.into_iter().for_each(Turn::give_back);
+            turn.take().into_iter().for_each(Turn::give_back);
             made.into_iter().flatten().for_each(|id| self.sweep(id));
             return Vec::new();
         }
@@ -232,24 +260,51 @@ impl Driver {
             let it = Instance::just_made((*name).clone(), annotations, None);
             self.tell(|pod, now| pod.attempt_made(&plan.id, id, it, took, now));
         }
-        let starting = attempts.into_iter().zip(made.into_iter().flatten());
-        let starting = starting.map(async |((name, attempt), id)| {
-            match self.start(&id).await {
-                Ok(()) => {
-                    // The runtime may have told of it already.
-                    self.started(&id);
-                    Some((name, id, attempt))
-                }
-                Err(error) => {
-                    self.not_replayed(&plan.id, name, &error);
-                    if !(error.leaves_it_created() && self.wants(Task::Stand(&id))) {
-                        self.sweep(id);
-                    }
-                    None
-                }
-            }
+        let made = attempts.into_iter().zip(made.into_iter().flatten());
+        made.map(|((name, attempt), id)| Made { name, attempt, id })
+            .collect()
+    }
+
+    /// Starts these, and returns those that run.
+    async fn start_all(
+        self: &Arc<Self>,
+        plan: &Plan,
+        replay: &Replay,
+        made: Vec<Made<'_>>,
+    ) -> Vec<(ContainerName, ContainerId)> {
+        let starting = made.into_iter().map(async |Made { name, attempt, id }| {
+            let runs = self.start_or_sweep(&plan.id, name, &id).await;
+            runs.then_some((name, attempt, id))
         });
-        join_all(starting).await.into_iter().flatten().collect()
+        let started = join_all(starting).await;
+        let started = started.into_iter().flatten();
+        // What tells of it would only delay the others.
+        let shown = started.map(|(name, attempt, id)| {
+            self.show(name, &id, attempt, &replay.sandbox);
+            (name.clone(), id)
+        });
+        shown.collect()
+    }
+
+    /// Returns whether it runs.
+    async fn start_or_sweep(
+        self: &Arc<Self>,
+        restart: &RestartId,
+        name: &ContainerName,
+        id: &ContainerId,
+    ) -> bool {
+        match self.start(id).await {
+            // The runtime may have told of it already.
+            Ok(()) => self.started(id),
+            Err(error) => {
+                self.not_replayed(restart, name, &error);
+                if !(error.leaves_it_created() && self.wants(Task::Stand(id))) {
+                    self.sweep(id.clone());
+                }
+                return false;
+            }
+        }
+        true
     }
 
     /// The one that the pod has waited for, if these are its first containers. After a back-off it takes another; what

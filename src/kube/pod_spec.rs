@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::{Deserialize, Serialize};
 
+use super::lifecycle::Lifecycle;
 use super::start_duties::StartDuty;
 use crate::ids::{ContainerId, ContainerName, PodKey, PodUid};
 
@@ -18,7 +19,9 @@ const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 /// file).
 const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
 /// Where the pod does not say (`DefaultTerminationGracePeriodSeconds`, pkg/apis/core/v1).
-const DEFAULT_GRACE: i64 = 30;
+pub const DEFAULT_GRACE: Duration = Duration::from_secs(30);
+/// A year. The API takes numbers that no clock does.
+const LONGEST_GRACE: Duration = Duration::from_hours(365 * 24);
 /// The conditions that say that a restart is under way: KEP-5532's, and ours where the kubelet owns those.
 const RESTARTING: [&str; 4] = [
     "AllContainersRestarting",
@@ -63,6 +66,8 @@ pub struct ContainerSpec {
     pub restart_policy: Option<RestartPolicy>,
     /// Its `restartPolicyRules` (KEP-5307), in order.
     pub rules: Vec<ContainerRestartRule>,
+    /// What is run right after its start, and before it is told to stop.
+    pub lifecycle: Lifecycle,
     /// What the kubelet does at its start beside creating and starting it.
     pub duties: BTreeSet<StartDuty>,
     /// Extended resources, which device plugins give it.
@@ -90,10 +95,14 @@ pub struct PodSpec {
     pub ending: bool,
     /// How long its containers may take to stop when it ends.
     pub grace: Duration,
+    /// Its IP address, if it has one yet.
+    pub address: Option<String>,
     /// The conditions that say that it is being restarted, by type. A plugin that died leaves them behind.
     pub restarting: BTreeSet<String>,
     /// The newest container of each name that the kubelet has seen, by its status.
     pub recorded: BTreeSet<ContainerId>,
+    /// Those of them that have started to the kubelet: their startup probes, if they have any, have succeeded.
+    pub started: BTreeSet<ContainerId>,
     /// How often the spec was written: 1 for the one that the pod was made with. From 1.33 on the API server counts
     /// (`metadata.generation`, KEP-5067); before, images alone may change, which the runtime's configuration shows.
     pub generation: i64,
@@ -125,8 +134,10 @@ impl PodSpec {
                 meta.deletion_grace_period_seconds
                     .or(spec.termination_grace_period_seconds),
             ),
+            address: pod.status.as_ref().and_then(|it| it.pod_ip.clone()),
             restarting: pod.status.as_ref().map(restarting).unwrap_or_default(),
             recorded: pod.status.as_ref().map(recorded).unwrap_or_default(),
+            started: pod.status.as_ref().map(started).unwrap_or_default(),
             generation: meta.generation.unwrap_or(1),
         })
     }
@@ -171,7 +182,10 @@ fn static_uid<'p>(meta: &'p ObjectMeta, node: &str) -> Option<&'p String> {
 
 /// How long containers may take to stop, of what the API says in seconds.
 pub(super) fn grace(seconds: Option<i64>) -> Duration {
-    Duration::from_secs(u64::try_from(seconds.unwrap_or(DEFAULT_GRACE)).unwrap_or(0))
+    let grace = seconds.map_or(DEFAULT_GRACE, |seconds| {
+        Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
+    });
+    grace.min(LONGEST_GRACE)
 }
 
 fn is_over(pod: &Pod) -> bool {
@@ -204,6 +218,7 @@ impl From<&Container> for ContainerSpec {
             image: container.image.clone(),
             restart_policy: restart_policy(container.restart_policy.as_deref()),
             rules: container.restart_policy_rules.clone().unwrap_or_default(),
+            lifecycle: Lifecycle::of(container),
             duties: StartDuty::of(container),
             devices: devices(container),
             memory_request: memory_request(container),
@@ -254,6 +269,12 @@ fn restarting(status: &PodStatus) -> BTreeSet<String> {
 
 fn recorded(status: &PodStatus) -> BTreeSet<ContainerId> {
     let ids = statuses(status).filter_map(|it| it.container_id.as_deref());
+    ids.filter_map(container_id).collect()
+}
+
+fn started(status: &PodStatus) -> BTreeSet<ContainerId> {
+    let started = statuses(status).filter(|it| it.started == Some(true));
+    let ids = started.filter_map(|it| it.container_id.as_deref());
     ids.filter_map(container_id).collect()
 }
 

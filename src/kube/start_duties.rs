@@ -9,8 +9,6 @@ use k8s_openapi::api::core::v1::{Container, EnvVar, EnvVarSource};
 /// One thing that is more than the container's configuration, or may differ from one start to the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StartDuty {
-    /// It runs a postStart hook, and kills the container if that fails.
-    PostStart,
     /// It probes whether the container has started: those after a sidecar wait for that (KEP-753).
     StartupProbe,
     /// It probes whether the container lives.
@@ -27,15 +25,10 @@ impl StartDuty {
     /// Those of a container.
     #[must_use]
     pub fn of(container: &Container) -> BTreeSet<Self> {
-        let lifecycle = container.lifecycle.as_ref();
         let env = container.env.iter().flatten();
         let has_sources = container.env_from.as_ref().is_some_and(|it| !it.is_empty());
         let mut mounts = container.volume_mounts.iter().flatten();
         let duties = [
-            (
-                Self::PostStart,
-                lifecycle.is_some_and(|it| it.post_start.is_some()),
-            ),
             (Self::StartupProbe, container.startup_probe.is_some()),
             (Self::LivenessProbe, container.liveness_probe.is_some()),
             (Self::ImagePull, is_pulled_always(container)),
@@ -56,7 +49,6 @@ impl StartDuty {
 impl fmt::Display for StartDuty {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::PostStart => "a postStart hook",
             Self::StartupProbe => "a startup probe",
             Self::LivenessProbe => "a liveness probe",
             Self::ImagePull => "imagePullPolicy Always",
@@ -129,7 +121,7 @@ mod tests {
             ],
             "envFrom": [],
             "volumeMounts": [{"name": "v", "mountPath": "/v"}],
-            "lifecycle": {"preStop": {"sleep": {"seconds": 1}}},
+            "lifecycle": {"preStop": {"sleep": {"seconds": 1}}, "postStart": {"sleep": {"seconds": 1}}},
             "readinessProbe": {"exec": {"command": ["true"]}},
         });
         assert_eq!(duties(container), []);
@@ -154,13 +146,9 @@ mod tests {
 
     #[test]
     fn each_is_seen() {
-        use StartDuty::{Environment, ImagePull, LivenessProbe, PostStart, StartupProbe, SubPath};
+        use StartDuty::{Environment, ImagePull, LivenessProbe, StartupProbe, SubPath};
         let variable = |source: Value| json!({"env": [{"name": "A", "valueFrom": source}]});
         for (part, duty) in [
-            (
-                json!({"lifecycle": {"postStart": {"sleep": {"seconds": 1}}}}),
-                PostStart,
-            ),
             (
                 json!({"startupProbe": {"exec": {"command": ["true"]}}}),
                 StartupProbe,

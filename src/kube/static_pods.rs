@@ -163,8 +163,10 @@ impl WrittenSpec {
             containers: inits.chain(self.containers).collect(),
             ending: false,
             grace: pod_spec::grace(self.termination_grace_period_seconds),
+            address: None,
             restarting: BTreeSet::new(),
             recorded: BTreeSet::new(),
+            started: BTreeSet::new(),
             generation: 1,
         }
     }

@@ -16,6 +16,7 @@ pub struct Old {
 
 /// A container of the pod that takes part in the restart.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct Member {
     /// Its name.
     pub name: ContainerName,
@@ -33,6 +34,9 @@ pub struct Member {
     pub older: Vec<ContainerId>,
     /// Whether it has a startup probe, which the containers after a sidecar wait for.
     pub startup_probe: bool,
+    /// Whether it has a postStart hook, which the containers after it wait for.
+    #[serde(default)]
+    pub post_start: bool,
     /// Whether it ran when the restart was decided, or has asked for it: it is to run again, whatever it has come to in a
     /// generation before this one.
     #[serde(default)]

@@ -176,14 +176,18 @@ impl Plan {
         start_at_once(&self.members)
     }
 
-    /// Whether the kubelet starts all regular containers again by itself when it sees them exited.
+    /// Whether the kubelet starts all regular containers again by itself when it sees them exited. What has time to stop may
+    /// end with a success.
     pub(crate) fn is_by_policy(&self) -> bool {
-        let never = |it: &Member| {
-            it.kind == ContainerKind::Regular && it.restart_policy == RestartPolicy::Never
+        let stays = |it: &Member| match it.restart_policy {
+            RestartPolicy::Always => false,
+            RestartPolicy::OnFailure => self.action == Action::RestartPod && it.was_running(),
+            RestartPolicy::Never => true,
         };
+        let mut regulars = self.members.iter();
         let trigger = self.member(&self.trigger.name);
         trigger.is_some_and(|it| it.is_restarted_after(self.trigger.code))
-            && !self.members.iter().any(never)
+            && !regulars.any(|it| it.kind == ContainerKind::Regular && stays(it))
     }
 
     pub(crate) fn generation(&self) -> Generation {
@@ -324,6 +328,7 @@ pub(crate) mod tests {
                     unhooked: false,
                     older: Vec::new(),
                     startup_probe: false,
+                    post_start: false,
                     placeholders: 0,
                 }
             })

@@ -24,6 +24,7 @@ impl Seen<'_> {
             let policy = policy.unwrap_or(spec.restart_policy);
             Member {
                 startup_probe: container.duties.contains(&StartDuty::StartupProbe),
+                post_start: container.lifecycle.post_start.is_some(),
                 ..self.member(container.name.clone(), container.kind, policy)
             }
         });
@@ -34,6 +35,7 @@ impl Seen<'_> {
     pub(crate) fn of_plan(&self, plan: &Plan) -> Option<Vec<Member>> {
         let members = plan.members.iter().map(|it| Member {
             startup_probe: it.startup_probe,
+            post_start: it.post_start,
             ..self.member(it.name.clone(), it.kind, it.restart_policy)
         });
         (plan.is_whole_pod() && plan.ordered).then(|| members.collect())
@@ -77,6 +79,7 @@ impl Seen<'_> {
             old,
             name,
             startup_probe: false,
+            post_start: false,
             is_to_run: false,
             placeholders: 0,
         }

@@ -15,8 +15,9 @@ use super::read::{self, Nodes, Text, Unread, Word};
 pub struct Options {
     /// Who is to start the containers again, see [`Start::asked`].
     pub start: Option<Start>,
-    /// How long containers may take to stop under [`super::Action::RestartPod`]; whole seconds.
-    pub grace_period: Duration,
+    /// How long containers may take to stop under [`super::Action::RestartPod`], in whole seconds, up to [`LONGEST_GRACE`];
+    /// `None`: as long as when the pod ends.
+    pub grace_period: Option<Duration>,
     /// What becomes of regular containers that had ended for good before the restart.
     pub completed_containers: CompletedContainers,
 }
@@ -25,22 +26,14 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             start: None,
-            grace_period: Duration::from_secs(10),
+            grace_period: None,
             completed_containers: CompletedContainers::Restart,
         }
     }
 }
 
-/// The exit that asks for a restart is held while the other containers stop, and cannot be held for longer.
-pub const LONGEST_GRACE: Duration = Duration::from_secs(4);
-
-impl Options {
-    /// How long containers are really given to stop: [`Self::grace_period`], at most [`LONGEST_GRACE`].
-    #[must_use]
-    pub fn grace(&self) -> Duration {
-        self.grace_period.min(LONGEST_GRACE)
-    }
-}
+/// A day: whoever asks for more has mistaken the unit.
+pub const LONGEST_GRACE: Duration = Duration::from_hours(24);
 
 /// Who starts the containers again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Deserialize)]
@@ -145,7 +138,9 @@ fn read_options(
     for (name, value) in &fields {
         let read = match name.as_str() {
             "start" => read::word("start", value).map(|start| options.start = Some(start)),
-            "gracePeriodSeconds" => seconds(value).map(|period| options.grace_period = period),
+            "gracePeriodSeconds" => {
+                seconds(value).map(|period| options.grace_period = Some(period))
+            }
             "completedContainers" => read::word("completedContainers", value)
                 .map(|what| options.completed_containers = what),
             _ => Err(Fault::UnknownField {
@@ -159,15 +154,15 @@ fn read_options(
 }
 
 fn seconds(value: &Value) -> Result<Duration, Fault> {
-    let seconds = value
+    value
         .as_u64()
-        .and_then(|seconds| u32::try_from(seconds).ok())
+        .map(Duration::from_secs)
+        .filter(|period| *period <= LONGEST_GRACE)
         .ok_or_else(|| Fault::WrongKind {
             what: "gracePeriodSeconds",
             found: read::kind(value),
-            expected: "a whole number from 0 to 4294967295",
-        })?;
-    Ok(Duration::from_secs(seconds.into()))
+            expected: "a whole number from 0 to 86400",
+        })
 }
 
 #[cfg(test)]
@@ -189,7 +184,7 @@ mod tests {
         let text = "{start: Replay, gracePeriodSeconds: 3, completedContainers: Keep}";
         let expected = Options {
             start: Some(Start::Replay),
-            grace_period: Duration::from_secs(3),
+            grace_period: Some(Duration::from_secs(3)),
             completed_containers: CompletedContainers::Keep,
         };
         assert_eq!(options(&[(OPTIONS_KEY, text)]), Ok(expected));
@@ -219,7 +214,7 @@ mod tests {
         let options = options(&both).unwrap();
         assert_eq!(
             (options.start, options.grace_period),
-            (None, Duration::from_secs(1))
+            (None, Some(Duration::from_secs(1)))
         );
     }
 
@@ -234,7 +229,7 @@ mod tests {
             "restart-options.reprise.dev: unknown field \"completed\", allowed are start, \
              gracePeriodSeconds, completedContainers; \
              restart-options.reprise.dev: gracePeriodSeconds is -1, expected a whole number from \
-             0 to 4294967295; \
+             0 to 86400; \
              restart-options.reprise.dev: start is \"auto\", allowed are Auto, Kubelet, Replay"
         );
         assert_eq!(

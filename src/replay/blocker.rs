@@ -25,8 +25,6 @@ pub enum ReplayBlocker {
     NoSpec,
     /// Containers may not start yet.
     BackOff,
-    /// Containers have time to stop, which the hold may not outlast.
-    GracePeriod,
     /// The runtime does not ask before it creates a container.
     NoGate,
     /// The pod has that many containers.
@@ -40,6 +38,9 @@ pub enum ReplayBlocker {
     /// This container had ended for good. While it runs again the kubelet reports nothing of the pod, and remembers
     /// what runs now as running: when everything is cleared away for a later restart, it would take the pod for failed.
     Completed(ContainerName),
+    /// This container has a postStart hook that is not run here: it is a request, which is to come from the node, or others
+    /// wait for the container.
+    PostStart(ContainerName),
     /// The kubelet does more for this container.
     Duty(ContainerName, StartDuty),
     /// It may have to ask the device plugin of this resource before it starts this container (`PreStartContainer`,
@@ -74,7 +75,6 @@ impl fmt::Display for ReplayBlocker {
                 f,
                 "a back-off is due, and the containers start one after another"
             ),
-            Self::GracePeriod => write!(f, "the containers have time to stop"),
             Self::NoGate => write!(f, "no connection to NRI"),
             Self::Many(count) => write!(f, "{count} containers are too many"),
             Self::Large => write!(
@@ -85,6 +85,7 @@ impl fmt::Display for ReplayBlocker {
             Self::NotHeld(name) => write!(f, "the exit of {name} cannot be held"),
             Self::NeverCreated(name) => write!(f, "{name} was not created yet"),
             Self::Completed(name) => write!(f, "{name} had ended for good"),
+            Self::PostStart(name) => write!(f, "{name} has a postStart hook"),
             Self::Duty(name, duty) => write!(f, "{name} has {duty}"),
             Self::NotTold(what) => write!(f, "the runtime does not tell what {what} was made from"),
             Self::Lost(what, lost) => {
@@ -129,8 +130,13 @@ pub fn blocker(
     if members.len() > MOST_CONTAINERS {
         return Some(ReplayBlocker::Many(members.len()));
     }
+    let in_order = !start_at_once(members.iter().copied());
     let duty = |member: &Member| {
         let container = spec.container(&member.name)?;
+        let hook = container.lifecycle.post_start.as_ref();
+        if hook.is_some_and(|hook| in_order || !hook.is_run_anywhere()) {
+            return Some(ReplayBlocker::PostStart(member.name.clone()));
+        }
         let asked = |it: &&String| !devices.iter().any(|devices| devices.have(it));
         if let Some(device) = container.devices.iter().find(asked) {
             return Some(ReplayBlocker::Device(member.name.clone(), device.clone()));
@@ -138,7 +144,7 @@ pub fn blocker(
         let duty = container.duties.iter().find(|duty| match duty {
             // If the kubelet relists between its creation and its start, the probe counts as failed and the
             // container is killed (`doProbe`, `pkg/kubelet/prober/worker.go`).
-            StartDuty::PostStart | StartDuty::StartupProbe | StartDuty::LivenessProbe => true,
+            StartDuty::StartupProbe | StartDuty::LivenessProbe => true,
             // Whoever asks for it knows.
             StartDuty::ImagePull | StartDuty::Environment | StartDuty::SubPath => {
                 start == Start::Auto
@@ -146,7 +152,6 @@ pub fn blocker(
         })?;
         Some(ReplayBlocker::Duty(member.name.clone(), *duty))
     };
-    let in_order = !start_at_once(members.iter().copied());
     // A pod that was still initialising is replayed as far as there are containers.
     let there = |member: &&Member| member.old.is_some();
     let mut regulars = members

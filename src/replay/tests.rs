@@ -278,6 +278,7 @@ fn member(name: &str, kind: ContainerKind) -> Member {
         unhooked: false,
         older: Vec::new(),
         startup_probe: false,
+        post_start: false,
         is_to_run: true,
         placeholders: 0,
     }
@@ -316,6 +317,8 @@ fn every_blocker_is_seen_and_some_can_be_overruled() {
     );
     assert_eq!(why(Start::Replay, pull, &app), None);
     let hook = json!({"lifecycle": {"postStart": {"sleep": {"seconds": 1}}}});
+    assert_eq!(why(Start::Auto, hook, &app), None);
+    let hook = json!({"lifecycle": {"postStart": {"httpGet": {"port": 80}}}});
     assert_eq!(
         why(Start::Replay, hook, &app).unwrap(),
         "app has a postStart hook"

@@ -212,6 +212,30 @@ impl Reporter {
         }
     }
 
+    /// The preStop hook of a container has failed, in the kubelet's words: why may be a secret.
+    pub fn pre_stop_failed(
+        &self,
+        pod: &PodIdentity,
+        container: &ContainerName,
+        error: &dyn fmt::Display,
+    ) {
+        tracing::warn!(pod = %pod.key, %container, %error, "a preStop hook failed");
+        let message = format!("PreStopHook of {container} failed");
+        self.event(pod, EventKind::Warning, "FailedPreStopHook", &message);
+    }
+
+    /// The same of a postStart hook; the container is ended for it.
+    pub fn post_start_failed(
+        &self,
+        pod: &PodIdentity,
+        container: &ContainerName,
+        error: &dyn fmt::Display,
+    ) {
+        tracing::warn!(pod = %pod.key, %container, %error, "a postStart hook failed: the container is ended");
+        let message = format!("PostStartHook of {container} failed");
+        self.event(pod, EventKind::Warning, "FailedPostStartHook", &message);
+    }
+
     /// An init container failed under `restartPolicy: Never`; the kubelet says so itself.
     pub fn init_failed(&self, story: &Story<'_>, took: Duration) {
         tracing::warn!(

@@ -4,16 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use super::Machine;
-use super::progress::Progress;
+use super::progress::{OldState, Progress};
 use super::replay::Replay;
 use super::terms::{Effect, Outcome, Phase, WAKER};
 use super::undo::Undo;
 use crate::ids::ContainerId;
 use crate::node::Instances;
 use crate::plan::{Plan, Starter, Way};
-use crate::times::{
-    CLEAR_LIMIT, DOWN_LIMIT, RECORD_LIMIT, RELIST_INTERVAL, UP_LIMIT, time_to_begin_anew,
-};
+use crate::times::{CLEAR_LIMIT, DOWN_LIMIT, RECORD_LIMIT, RELIST_INTERVAL, UP_LIMIT};
 
 impl Machine {
     /// Begins the restart. `held`: exits that are held already, and since when; `before`: a restart that this one replaces,
@@ -39,10 +37,8 @@ impl Machine {
         machine.effects.push(Effect::Save);
         if let Some(before) = before {
             machine.take_over(before);
-            machine.pass(now);
-        } else {
-            machine.enter_queue(now);
         }
+        machine.begin_wait(before.is_some(), before, now);
         machine.advance(now);
         let effects = machine.take_effects();
         (machine, effects)
@@ -54,9 +50,11 @@ impl Machine {
         self.making = before.making;
         self.take_over_strays(before);
         for (name, id) in before.leftovers() {
-            // One that is older than the attempt that runs shields nothing. Of those before it, some may still be there.
-            let old = self.get(&name).and_then(|it| it.member.old_id());
-            if old.is_some_and(|old| before.plan.knew(old)) {
+            // One that is older than the attempt that runs shields nothing. Of those before it, some may still be there. Where
+            // none is, the kubelet may have yet to record that the container waits.
+            let it = self.get(&name);
+            let old = it.and_then(|it| it.member.old_id());
+            if it.is_some() && old.is_none_or(|old| before.plan.knew(old)) {
                 let until = before.untrusted_until(&id);
                 self.add_placeholder(&name, id, until);
             } else {
@@ -121,10 +119,19 @@ impl Machine {
             Phase::Over => return self.finish(Outcome::Completed),
             Phase::Replay => return self.resume_replay(why, elapsed, now),
             _ if self.intruded() => {
-                let recent = elapsed < time_to_begin_anew(!self.all_down());
+                let recent = elapsed < self.time_to_begin_anew(!self.all_down());
                 return self.again(recent, now);
             }
-            Phase::Down => return self.enter_queue(now),
+            Phase::Down => {
+                // Whatever is seen behind its shields was shown.
+                let seen =
+                    |it: &&mut Progress| it.old == OldState::Exited && !it.placeholders.is_empty();
+                for it in self.progress.iter_mut().filter(seen) {
+                    it.shown = Some(now);
+                }
+                let anew = self.plan.again > 0 || self.plan.replayed_inits;
+                return self.begin_wait(anew, None, now);
+            }
             Phase::Clear => self.remove_olds(Self::is_cleared_away),
             Phase::Shielded => {
                 self.begin_undo();
@@ -148,7 +155,7 @@ impl Machine {
             phase,
             progress,
             effects: Vec::new(),
-            queue: None,
+            wait: None,
             deadline,
             unseen_until: None,
             exits_told_until: None,
@@ -157,6 +164,7 @@ impl Machine {
             shields_recorded: false,
             begun: false,
             announced: false,
+            asked_again: false,
             said_restarting: false,
             killed: false,
             replay: Replay::default(),
@@ -164,6 +172,7 @@ impl Machine {
             start_at: None,
             waker: None,
             left: false,
+            watched: false,
             failing: false,
             ends_by: None,
             ending: BTreeSet::new(),

@@ -10,6 +10,7 @@ use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::node::{InstanceState, Instances, Maker};
 use crate::plan::Way;
+use crate::policy::Action;
 
 impl Machine {
     /// Asks for placeholders where there are fewer than are wanted. The guard's come first: they are what keeps a Never pod
@@ -17,6 +18,8 @@ impl Machine {
     pub(super) fn shield(&mut self, lacks: impl Fn(&Self, &Progress) -> usize) {
         let mut order: Vec<usize> = (0..self.progress.len()).collect();
         order.sort_by_key(|&index| !self.is_guard(&self.progress[index]));
+        // One that nobody wants any more is not made.
+        order.retain(|&index| self.is_shielding(&self.progress[index]));
         for index in order {
             let lacks = lacks(self, &self.progress[index]);
             self.effects.extend(self.progress[index].shield(lacks));
@@ -55,9 +58,12 @@ impl Machine {
 
     /// Removes what ran before of these containers.
     pub(super) fn remove_olds(&mut self, of: impl Fn(&Self, &Progress) -> bool) {
-        let these = self.progress.iter().filter(|it| of(self, it));
-        let removals: Vec<Effect> = these.flat_map(Progress::removals).collect();
-        self.effects.extend(removals);
+        for index in 0..self.progress.len() {
+            if of(self, &self.progress[index]) {
+                let removals = self.progress[index].remove();
+                self.effects.extend(removals);
+            }
+        }
     }
 
     /// The exits that placeholders hide.
@@ -109,10 +115,10 @@ impl Machine {
     pub(super) fn is_shielding(&self, it: &Progress) -> bool {
         match self.phase {
             _ if self.failing || self.needs_no_shield(it) || it.is_new() => false,
-            Phase::Down => !self.replays_at_once() || self.is_queued() || it.shown,
+            Phase::Down => !self.replays_at_once() || self.waits() || it.shown.is_some(),
             Phase::Shielded => true,
             Phase::Up => self.plan.way == Way::Shielded,
-            Phase::Replay => self.shields_unstarted() || it.shown,
+            Phase::Replay => self.shields_unstarted() || it.shown.is_some(),
             Phase::Clear | Phase::Over => false,
         }
     }
@@ -182,7 +188,7 @@ impl Machine {
         self.plan.way == Way::Shielded || !self.plan.ordered || first.all(|it| self.passed(it))
     }
 
-    fn before(&self, it: &Progress) -> impl Iterator<Item = &Progress> {
+    pub(super) fn before(&self, it: &Progress) -> impl Iterator<Item = &Progress> {
         let mut progress = self.progress.iter();
         let place = progress.position(|other| other.member.name == it.member.name);
         self.progress.iter().take(place.unwrap_or_default())
@@ -236,6 +242,9 @@ impl Machine {
         if !self.ending.is_empty() || !settled {
             return late.then_some(Outcome::TimedOut);
         }
+        if !late && self.is_probing() {
+            return None;
+        }
         let left = self.progress.iter().any(|it| self.is_left(it));
         let none = !self.progress.iter().any(Progress::is_new);
         Some(if self.failing && none {
@@ -247,6 +256,13 @@ impl Machine {
         } else {
             Outcome::Completed
         })
+    }
+
+    /// Whether the restart is not over yet to the earlier draft of KEP-5532 ("Startup Phase"), because of a startup probe.
+    fn is_probing(&self) -> bool {
+        let waits = |it: &Progress| it.member.startup_probe && it.running().is_some() && !it.probed;
+        let told = self.watched && self.plan.action == Action::RestartPod;
+        told && self.progress.iter().any(waits)
     }
 
     /// Whether a container runs, or an init container has run, that the gate would not have admitted: the kubelet goes on from

@@ -1,7 +1,7 @@
 //! Leaves a restart that cannot go on as planned: the kubelet starts what it starts, or the pod fails, all of it.
 
 use std::collections::BTreeSet;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Machine;
 use super::progress::{OldState, Progress};
@@ -9,7 +9,7 @@ use super::terms::{Effect, MOST_AGAIN, Phase};
 use crate::ids::{ContainerId, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::plan::{Starter, Way};
-use crate::times::{LONGEST_RECORDING, STOP_LIMIT};
+use crate::times::{AGAIN_LIMIT, HALVED_LIMIT, LONGEST_RECORDING, STOP_LIMIT};
 
 impl Machine {
     /// Nothing that is started in a pod that the kubelet takes for failed would last. It may have seen the others wait, and
@@ -48,6 +48,8 @@ impl Machine {
     pub(super) fn leave_rest(&mut self, now: Instant) {
         for it in &mut self.progress {
             it.missed_until = None;
+            // To the kubelet it has failed, and hides what shields the one before it.
+            self.effects.extend(it.stillborn.take().map(Effect::Remove));
             let Some(made) = it.made.take() else { continue };
             let had_completed = it.old_exit == Some(ExitCode::SUCCESS);
             if it.is(ContainerKind::Init) && had_completed {
@@ -96,6 +98,11 @@ impl Machine {
                 && self.is_left(it)
         };
         self.plan.is_whole_pod() && self.progress.iter().any(seen_for_good)
+    }
+
+    /// How long after the decision a plugin that comes back begins anew what is out of order; `halved`: see the limits.
+    pub(super) fn time_to_begin_anew(&self, halved: bool) -> Duration {
+        self.plan.grace() + if halved { HALVED_LIMIT } else { AGAIN_LIMIT }
     }
 
     /// When what is told to stop now has ended.

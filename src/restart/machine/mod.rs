@@ -1,7 +1,7 @@
 //! The restart of one pod as a pure state machine: events and the time go in, effects come out.
 //!
 //! ```text
-//!  Down: the pod's turn comes, its containers are killed
+//!  Down: the pod's turn comes and its containers are killed, or they stop
 //!        │ all old containers down
 //!        ├─ by replay ──▶ Replay ── all started: release ────────────▶ over
 //!        │     └─ not possible, or failed: Down once more, for the kubelet
@@ -19,11 +19,11 @@ mod facts;
 mod leave;
 mod notes;
 mod progress;
-mod queue;
 mod replay;
 mod steps;
 mod terms;
 mod undo;
+mod wait;
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -34,10 +34,10 @@ use crate::node::{Instance, Instances};
 use crate::plan::Plan;
 use crate::times::time_of_recording;
 use progress::{OldState, Progress};
-use queue::Queued;
 use replay::Replay;
 pub use terms::*;
 use undo::Undo;
+use wait::Wait;
 
 /// One restart of one pod.
 #[derive(Debug)]
@@ -49,8 +49,8 @@ pub(crate) struct Machine {
     progress: Vec<Progress>,
     /// What is wanted by now.
     effects: Vec<Effect>,
-    /// `None`: it has been its turn, or is, or need not be waited for.
-    queue: Option<Queued>,
+    /// `None`: what was to be waited for has come, or nothing was.
+    wait: Option<Wait>,
     deadline: Instant,
     /// Before that, the kubelet may not have seen any of the containers run.
     unseen_until: Option<Instant>,
@@ -67,6 +67,8 @@ pub(crate) struct Machine {
     begun: bool,
     /// Whoever watches the pod was told that it restarts, or there was no time for it.
     announced: bool,
+    /// Likewise once more, when its containers have stopped.
+    asked_again: bool,
     /// What was said last.
     said_restarting: bool,
     /// The running containers have been told to stop.
@@ -78,6 +80,8 @@ pub(crate) struct Machine {
     waker: Option<ContainerId>,
     /// The kubelet goes on by itself (see `leave_rest`).
     left: bool,
+    /// The API server tells what the kubelet says of the pod.
+    watched: bool,
     /// What keeps the pod from being taken for failed did not stand in time, and nothing of it may start (see `fail`).
     failing: bool,
     /// Until then something may end, or start, that is of account.
@@ -114,13 +118,14 @@ impl Machine {
         let next = next.chain(self.undo_until()).chain(self.trusted_from());
         let next = next.chain(self.ends_by).chain(self.unshields_from());
         let next = next.chain(self.exits_forgotten_from());
+        let next = next.chain(self.told_by());
         (self.phase != Phase::Over).then(|| next.fold(self.deadline, Instant::min))
     }
 
     /// Whether exits of what it replaces are held. A replay may have let them go, and wait for a slow init container.
     pub(crate) fn is_holding(&self) -> bool {
-        let queued = self.is_queued() && self.held_until().is_none();
-        self.phase.is_holding(self.plan.way) && !self.replay.released && !queued
+        let waits = self.waits() && self.held_until().is_none();
+        self.phase.is_holding(self.plan.way) && !self.replay.released && !waits
     }
 
     /// Whether the exit of this container belongs to the restart and must stay unseen for now.
@@ -131,7 +136,7 @@ impl Machine {
     fn hides(&self, it: &Progress) -> bool {
         let first = self.phase == Phase::Clear && it.goes_first();
         let holds = self.phase.is_holding(self.plan.way) && !self.replay.released;
-        holds && !(self.is_released(it) || it.shown || first)
+        holds && !(self.is_released(it) || it.shown.is_some() || first)
     }
 
     /// Whether the exit of a new attempt of that container must stay unseen for now: under Never the kubelet would see a
@@ -144,6 +149,11 @@ impl Machine {
     /// Whether this is an attempt that the restart replaces: its exit is part of the restart.
     pub(crate) fn replaces(&self, id: &ContainerId) -> bool {
         self.of_old(id).is_some()
+    }
+
+    /// Whether that container has yet to start again.
+    pub(crate) fn is_to_start_again(&self, name: &ContainerName) -> bool {
+        self.phase != Phase::Over && self.get(name).is_some_and(|it| !it.is_new())
     }
 
     /// Whether it stops this container.
@@ -214,6 +224,7 @@ impl Machine {
             Event::Made(name, id, took) => self.made(&name, id, now + time_of_recording(took)),
             Event::Stray(name, id) => self.strayed(&name, id),
             Event::Recorded(ids) => self.recorded(&ids, now),
+            Event::Probed(ids) => self.probed(&ids),
             Event::Called => self.is_called(),
             Event::Queued => self.is_to_wait(),
             Event::Held(id, since) => {
@@ -279,7 +290,12 @@ impl Machine {
             return Verdict::Admit;
         };
         match self.phase {
-            Phase::Down | Phase::Replay | Phase::Clear => Verdict::NotYet,
+            Phase::Down | Phase::Replay | Phase::Clear => {
+                if let Some(it) = self.get_mut(name) {
+                    it.wanted = it.shown.is_some();
+                }
+                Verdict::NotYet
+            }
             Phase::Shielded => {
                 self.shields_recorded |= self.proves_recording(it) && self.is_undo_seen(now);
                 self.advance(now);

@@ -108,7 +108,10 @@ impl Machine {
         let mut lost = None;
         for index in 0..self.progress.len() {
             let it = &mut self.progress[index];
-            it.older.remove(id);
+            if it.older.remove(id) && it.removing && it.older.is_empty() {
+                let newest = it.remove();
+                self.effects.extend(newest);
+            }
             if it.made.take_if(|made| made == id).is_some() {
                 it.missed_until = None;
                 // Where the kubelet was faster, it is removed for that.
@@ -156,7 +159,7 @@ impl Machine {
         now: Instant,
     ) {
         // A pod of which the kubelet has seen an exit it looks at again and again, and it may be about to at any moment.
-        let shown = self.progress.iter().any(|it| it.shown);
+        let shown = self.progress.iter().any(|it| it.shown.is_some());
         let recording = if shown {
             LONGEST_RECORDING
         } else {
@@ -202,6 +205,13 @@ impl Machine {
             }
         }
         self.replay.seen_from.take_if(|_| all);
+    }
+
+    pub(super) fn probed(&mut self, ids: &BTreeSet<ContainerId>) {
+        self.watched = true;
+        for it in &mut self.progress {
+            it.probed = it.running().is_some_and(|id| ids.contains(id));
+        }
     }
 
     /// Whether this attempt waits to be started.

@@ -46,16 +46,24 @@ pub(super) struct Progress {
     pub(super) old_exit: Option<ExitCode>,
     /// Attempts before the old one that are still there.
     pub(super) older: BTreeSet<ContainerId>,
-    /// Since when its exit is held, in the queue for a turn or later.
+    /// Since when its exit is held.
     pub(super) held_since: Option<Instant>,
-    /// Its exit was released while the pod waited for its turn.
-    pub(super) shown: bool,
+    /// When its exit was released, while the pod waited for its turn, or for others to stop.
+    pub(super) shown: Option<Instant>,
+    /// The kubelet has wanted to create it since then: it has recorded that it waits.
+    pub(super) wanted: bool,
+    /// What ran before is being removed.
+    pub(super) removing: bool,
     /// Placeholders that were asked for and are not there yet.
     pub(super) coming: usize,
     /// Each with the moment until which a relist of the kubelet may be under way that has not listed it; `None`: no longer.
     pub(super) placeholders: BTreeMap<ContainerId, Option<Instant>>,
+    /// The startup probe of the new one has succeeded.
+    pub(super) probed: bool,
     /// An attempt that a replay has made and not started. Until then it is as good as a placeholder.
     pub(super) made: Option<ContainerId>,
+    /// One whose start was cancelled.
+    pub(super) stillborn: Option<ContainerId>,
     pub(super) new: NewState,
     /// Until then a relist may be under way that has not listed the new one.
     pub(super) missed_until: Option<Instant>,
@@ -80,10 +88,17 @@ impl Progress {
         self.member.old_id().into_iter().chain(&self.member.older)
     }
 
-    /// Removes those of them that are still there.
-    pub(super) fn removals(&self) -> impl Iterator<Item = Effect> {
-        let old = self.member.old_id().filter(|_| !self.old_is_gone());
-        self.older.iter().chain(old).cloned().map(Effect::Remove)
+    /// Removes those of them that are still there. The last exit goes after those before it where nothing hides them: one of
+    /// them would be taken for the last.
+    pub(super) fn remove(&mut self) -> Vec<Effect> {
+        self.removing = true;
+        let waits = self.placeholders.is_empty() && !self.older.is_empty();
+        let old = self
+            .member
+            .old_id()
+            .filter(|_| !waits && !self.old_is_gone());
+        let all = self.older.iter().chain(old).cloned();
+        all.map(Effect::Remove).collect()
     }
 
     /// Whatever was created and never started.
@@ -195,10 +210,14 @@ impl Progress {
             old_exit: member.old.as_ref().and_then(Old::code),
             older: BTreeSet::new(),
             held_since: None,
-            shown: false,
+            shown: None,
+            wanted: false,
+            removing: false,
+            probed: false,
             coming: 0,
             placeholders: BTreeMap::new(),
             made: None,
+            stillborn: None,
             new: NewState::None,
             missed_until: None,
             admitted: None,
@@ -252,7 +271,19 @@ impl Progress {
                     progress.old = OldState::Exited;
                     progress.old_exit = progress.old_exit.or(code);
                 }
-                InstanceState::Running if new => progress.new = NewState::Running(id.clone()),
+                // Of two that run, the older is ended.
+                InstanceState::Running if new => {
+                    let other = progress.running().and_then(|other| found.get(other));
+                    if other.is_none_or(|other| other.created_at < seen.created_at) {
+                        progress.new = NewState::Running(id.clone());
+                    }
+                }
+                // Its start was cancelled with the process that asked for it: it has never run.
+                InstanceState::Ended(Some(ExitCode::START_ERROR))
+                    if new && seen.maker == Maker::Replay =>
+                {
+                    progress.stillborn = Some(id.clone());
+                }
                 InstanceState::Ended(code) if new && progress.new == NewState::None => {
                     progress.new = NewState::Ended(id.clone(), code);
                 }

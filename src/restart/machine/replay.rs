@@ -11,7 +11,6 @@ use crate::kube::ContainerKind;
 use crate::plan::{Starter, Way};
 use crate::times::{
     BURST_LIMIT, FALLBACK_TIME, IN_FLIGHT_LIMIT, REST_OF_HOLD, UP_LIMIT, time_of_recording,
-    time_to_begin_anew,
 };
 
 const TOO_LONG: &str = "it took too long";
@@ -85,9 +84,12 @@ impl Machine {
     pub(super) fn resume_replay(&mut self, why: &str, elapsed: Duration, now: Instant) {
         let members = self.plan.members.iter();
         self.replay.asked = members.map(|it| it.name.clone()).collect();
-        let all_there = self.replayed().all(|it| self.is_there(it));
+        // Which hooks have run nobody knows.
+        let hooks = self.replayed().any(|it| it.member.post_start);
+        let all_there = !hooks && self.replayed().all(|it| self.is_there(it));
         let halved = !all_there && self.running_regulars().next().is_some();
-        if elapsed >= time_to_begin_anew(halved) || self.is_seen() {
+        // A kubelet that has begun with the init containers goes on with the rest.
+        if elapsed >= self.time_to_begin_anew(halved) || self.is_seen() || self.begun {
             self.plan.starter = Starter::Kubelet(why.into());
             return self.leave_rest(now);
         } else if !all_there {
@@ -115,7 +117,7 @@ impl Machine {
     pub(super) fn replay_until(&self) -> Option<Instant> {
         let at = self.deadline.checked_sub(FALLBACK_TIME);
         at.filter(|_| {
-            let down = self.phase == Phase::Down && !self.is_queued();
+            let down = self.phase == Phase::Down && !self.waits();
             self.phase == Phase::Replay || (down && self.replays_at_once())
         })
     }
@@ -145,7 +147,7 @@ impl Machine {
         // One that is gone leaves nothing to make another one from, one that was seen to exit is acted on.
         let escaped = |it: &&Progress| {
             let seen = matches!(it.old, OldState::Exited | OldState::Gone);
-            it.member.was_running() && seen && !it.shown
+            it.member.was_running() && seen && it.shown.is_none()
         };
         if self.is_late_for_replay(now) {
             self.leave_to_kubelet(TOO_LONG.into());

@@ -8,7 +8,9 @@ use super::terms::{Effect, Outcome, Phase};
 use crate::ids::ContainerId;
 use crate::plan::Way;
 use crate::policy::Action;
-use crate::times::{CLEAR_LIMIT, KEPT_TIME, LAST_MOMENT, RECORD_LIMIT, UP_LIMIT};
+use crate::times::{
+    CLEAR_LIMIT, FALLBACK_TIME, FIRST_BACK_OFF, KEPT_TIME, LAST_MOMENT, RECORD_LIMIT, UP_LIMIT,
+};
 
 impl Machine {
     /// Moves on as far as the facts allow.
@@ -23,11 +25,11 @@ impl Machine {
         self.start_at.take_if(|at| now >= *at);
         self.unseen_until.take_if(|until| late || now >= *until);
         self.exits_told_until.take_if(|until| now >= *until);
-        if !self.is_queued() && (self.step_undo(now) || self.show_anew()) {
+        if !self.waits() && (self.step_undo(now) || self.show_anew(now)) {
             return true;
         }
         match self.phase {
-            Phase::Down if self.is_queued() => self.step_queue(now),
+            Phase::Down if self.waits() => self.step_wait(now),
             Phase::Down if self.may_kill(now) => {
                 self.kill_olds();
                 true
@@ -96,9 +98,19 @@ impl Machine {
     }
 
     fn may_kill(&self, now: Instant) -> bool {
-        let shielded = !self.plan.shields_come_first() || self.shields_stand();
-        let told = self.announced || now >= self.deadline;
-        !self.killed && told && shielded
+        let told = self.announced || self.told_by().is_some_and(|by| now >= by);
+        !self.killed && told && self.is_shielded_for_kills()
+    }
+
+    fn is_shielded_for_kills(&self) -> bool {
+        !self.plan.shields_come_first() || self.shields_stand()
+    }
+
+    /// How long kills wait for the news of them: not for so long that what shields the exits could not be made.
+    pub(super) fn told_by(&self) -> Option<Instant> {
+        let begun = self.phase == Phase::Down && !self.killed && !self.waits();
+        let waits = begun && !self.announced && self.is_shielded_for_kills();
+        self.deadline.checked_sub(FALLBACK_TIME).filter(|_| waits)
     }
 
     fn shields_stand(&self) -> bool {
@@ -135,6 +147,9 @@ impl Machine {
             return self.fail(now);
         }
         self.announce_down();
+        // An exit that the kubelet has seen for longer it backs off from, twice as long with each creation that is refused
+        // (`doBackOff`, `pkg/kubelet/kuberuntime/kuberuntime_manager.go`).
+        self.remove_olds(|_, it| it.shown.is_some_and(|at| now >= at + FIRST_BACK_OFF));
         match self.plan.way {
             Way::Kept => {
                 self.enter(Phase::Clear, now);
@@ -156,6 +171,9 @@ impl Machine {
             Way::Cleared => {
                 self.enter(Phase::Shielded, now);
                 self.release_all();
+                let mut shown = self.progress.iter().filter(|it| it.wanted);
+                let proves = shown.any(|it| self.proves_recording(it));
+                self.shields_recorded |= proves && self.is_undo_seen(now);
                 // While it sees an exit, the kubelet may keep the container in back-off and not try to create
                 // it (doBackOff).
                 self.remove_shielded();

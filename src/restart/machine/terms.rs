@@ -75,6 +75,8 @@ pub(crate) enum Event {
     Made(ContainerName, ContainerId, Duration),
     /// The kubelet has seen these containers, by the pod's status.
     Recorded(BTreeSet<ContainerId>),
+    /// To the kubelet these have started, by the same: their startup probes have succeeded, if they have any.
+    Probed(BTreeSet<ContainerId>),
     /// No new attempt of that container could be started, for this reason.
     NotReplayed(ContainerName, String),
     /// What a restart, or a generation, before had asked to be made of that container: this attempt, which is being removed, or

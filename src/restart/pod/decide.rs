@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::{Command, Order, Pod, Saying};
 use crate::clock::Moment;
 use crate::ids::{ContainerId, ContainerName, ExitCode};
-use crate::kube::RestartPolicy;
+use crate::kube::{DEFAULT_GRACE, RestartPolicy};
 use crate::node::InstanceState;
 use crate::plan::{Member, Plan, RestartId, Starter, Trigger, Way, start_at_once};
 use crate::policy::{Action, CompletedContainers, Policy};
@@ -51,7 +51,7 @@ impl Pod {
     pub(super) fn stays_ended(&self, name: &ContainerName) -> Option<RestartPolicy> {
         let own = self.spec.as_ref()?.container(name)?.restart_policy?;
         let machine = self.machine.as_ref();
-        let restarts = machine.is_some_and(|machine| machine.phase() != Phase::Over);
+        let restarts = machine.is_some_and(|machine| machine.is_to_start_again(name));
         let policy = self.policy.as_ref()?;
         if restarts || !policy.goes_by_spec(name.as_str()) {
             return None;
@@ -148,8 +148,6 @@ impl Pod {
         let at_once = start_at_once(members.iter().copied());
         if plan.back_off_ms > 0 && !at_once {
             Some(ReplayBlocker::BackOff)
-        } else if plan.grace_ms > 0 {
-            Some(ReplayBlocker::GracePeriod)
         } else if !self.shared.gate.is_there() {
             Some(ReplayBlocker::NoGate)
         } else {
@@ -185,7 +183,12 @@ impl Pod {
         let plan = Plan {
             id: before.id,
             condition: before.condition,
-            grace_ms: before.grace_ms,
+            // What a replay has begun to start is ended at once: exits are held meanwhile.
+            grace_ms: if disturbed {
+                before.grace_ms.saturating_sub(millis(waited))
+            } else {
+                0
+            },
             back_off_ms: before.back_off_ms.saturating_sub(millis(waited)),
             again: before.again + u8::from(disturbed),
             starter: Starter::Kubelet(why),
@@ -201,13 +204,17 @@ impl Pod {
         let (machine, effects) = Machine::begin(plan, holds, before, found, now.at);
         self.machine = Some(machine);
         self.apply(effects, now);
+        self.tell_recorded(now);
     }
 
     /// A restart that begins now, as far as it can be told before it is settled.
     fn draft(&self, trigger: Trigger, action: Action, now: &Moment) -> Plan {
-        let grace = match (action, self.policy.as_ref()) {
-            (Action::RestartPod, Some(policy)) => policy.options().grace(),
-            _ => Duration::ZERO,
+        let machine = self.machine.as_ref();
+        let replayed_inits = machine.is_some_and(Machine::has_replayed_inits);
+        let grace = match action {
+            // What a replay has just begun to start has nothing to lose, and the kubelet may see none of it end by itself.
+            Action::RestartPod if !replayed_inits => self.grace(),
+            Action::RestartPod | Action::Restart | Action::RestartAllContainers => Duration::ZERO,
         };
         let shape = self.shape();
         let ordered = shape.is_some();
@@ -215,7 +222,6 @@ impl Pod {
         for member in &mut members {
             member.is_to_run = member.was_running() || member.name == trigger.name;
         }
-        let machine = self.machine.as_ref();
         Plan {
             id: RestartId(format!(
                 "{}-{}",
@@ -236,8 +242,18 @@ impl Pod {
             decided_up_ms: now.up_ms,
             back_off_ms: 0,
             again: 0,
-            replayed_inits: machine.is_some_and(Machine::has_replayed_inits),
+            replayed_inits,
         }
+    }
+
+    /// How long its containers may take to stop.
+    fn grace(&self) -> Duration {
+        let asked = self
+            .policy
+            .as_ref()
+            .and_then(|it| it.options().grace_period);
+        let of_spec = self.spec.as_ref().map_or(DEFAULT_GRACE, |it| it.grace);
+        asked.unwrap_or(of_spec)
     }
 
     fn settle(&self, draft: Plan) -> Plan {

@@ -1,11 +1,13 @@
 //! What is known of a pod, as it is asked for.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::Pod;
 use crate::clock::Moment;
 use crate::ids::{ContainerId, ContainerName, ExitCode};
+use crate::kube::PodSpec;
 use crate::node::{Instance, InstanceState, Maker};
 use crate::plan::{Generation, Member, Plan, Seen, Trigger};
 use crate::policy::Action;
@@ -26,6 +28,11 @@ impl Pod {
 
     pub(super) fn generation(&self) -> Option<Generation> {
         self.plan().map(Plan::generation)
+    }
+
+    /// What the pod's containers are to be, if it has been told.
+    pub(crate) fn spec(&self) -> Option<Arc<PodSpec>> {
+        self.spec.clone()
     }
 
     /// When it is to be told that time has passed.

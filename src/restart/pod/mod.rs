@@ -13,7 +13,7 @@ mod shared;
 mod tests;
 mod wanted;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -54,6 +54,8 @@ pub(crate) struct Pod {
     unjudged: Vec<ContainerId>,
     /// Exits that have been judged: none begins two restarts.
     decided: HashSet<ContainerId>,
+    /// Their postStart hooks have failed, for which they are stopped.
+    failed: BTreeSet<ContainerId>,
     deleting: bool,
     restarts: u32,
     past: Past,
@@ -88,6 +90,7 @@ impl Pod {
             holds: BTreeMap::new(),
             unjudged: Vec::new(),
             decided: HashSet::new(),
+            failed: BTreeSet::new(),
             deleting: false,
             restarts: 0,
             past_before: past.clone(),
@@ -117,15 +120,23 @@ impl Pod {
     pub(crate) fn spec_changed(&mut self, spec: Arc<PodSpec>, now: &Moment) {
         let ends = spec.ending && !self.deleting;
         let first = self.spec.is_none();
-        let recorded = spec.recorded.clone();
         self.spec = Some(spec);
-        self.feed(Event::Recorded(recorded), now);
+        self.tell_recorded(now);
         if first {
             self.judge();
         }
         if ends {
             self.deleted(now);
         }
+    }
+
+    /// Of a pod that the API server does not know nobody tells what the kubelet says.
+    pub(super) fn tell_recorded(&mut self, now: &Moment) {
+        let Some(spec) = self.spec.clone().filter(|it| !it.recorded.is_empty()) else {
+            return;
+        };
+        self.feed(Event::Recorded(spec.recorded.clone()), now);
+        self.feed(Event::Probed(spec.started.clone()), now);
     }
 
     /// The manifest of a static pod was found. Without an API server it says what the pod is made of as well.
@@ -206,6 +217,20 @@ impl Pod {
     /// Nobody can tell what this container exited with. Returns whether it was held for that.
     pub(crate) fn code_is_unknown(&mut self, id: &ContainerId) -> bool {
         !self.is_replaced(id) && self.holds.remove(id).is_some()
+    }
+
+    /// The postStart hook of this container has failed. Returns whether it is to be stopped for that; its exit asks for nothing.
+    pub(crate) fn hook_failed(&mut self, id: &ContainerId) -> bool {
+        let runs = self
+            .instances
+            .get(id)
+            .is_some_and(|it| it.state == InstanceState::Running);
+        let stops = runs && !self.deleting;
+        if stops {
+            self.decided.insert(id.clone());
+            self.failed.insert(id.clone());
+        }
+        stops
     }
 
     /// A container is no longer in the runtime.
@@ -388,6 +413,7 @@ impl Pod {
         self.requests.forget(id);
         self.holds.remove(id);
         self.decided.remove(id);
+        self.failed.remove(id);
         self.commands.push(Command::EndKill(id.clone()));
     }
 

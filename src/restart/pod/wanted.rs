@@ -26,6 +26,10 @@ pub(crate) enum Task<'t> {
     Hold(&'t ContainerId),
     /// This container is stopped.
     Kill(&'t ContainerId),
+    /// It is told to: those that it is there for have stopped.
+    Signal(&'t ContainerId),
+    /// Its containers have time to stop, and have yet to.
+    Stop,
     /// That generation needs a placeholder for a container.
     Shield(&'t Generation, &'t ContainerName),
     /// One that is made like this old container may stand.
@@ -63,7 +67,12 @@ impl Pod {
             Task::Turn => restart(&Machine::wants_turn),
             Task::GoFirst => restart(&Machine::is_exposed),
             Task::Hold(id) => self.is_held(id),
-            Task::Kill(id) => restart(&|it| it.ends(id)) || self.instances.twins().contains(id),
+            Task::Kill(id) => {
+                let failed = self.failed.contains(id) && !self.deleting;
+                failed || restart(&|it| it.ends(id)) || self.instances.twins().contains(id)
+            }
+            Task::Signal(id) => self.failed.contains(id) || restart(&|it| it.is_to_stop(id)),
+            Task::Stop => restart(&Machine::lets_stop),
             Task::Shield(generation, name) => {
                 restart(&|it| it.plan().generation() == *generation && it.wants_shield(name))
             }

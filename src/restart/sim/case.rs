@@ -70,6 +70,8 @@ pub(super) struct Case {
     pub(super) init_fails: Option<ExitCode>,
     pub(super) back_off: Ms,
     pub(super) grace: Ms,
+    /// What containers end with that have time to stop.
+    pub(super) stops_with: ExitCode,
     /// How long the startup probe of a sidecar takes, if it has one.
     pub(super) probe: Option<Ms>,
     /// Whether the pod may be replayed.
@@ -107,6 +109,15 @@ impl Case {
         containers
             .find(|(it, _)| it == name)
             .map_or(ContainerKind::Regular, |it| it.1)
+    }
+
+    /// Whether that container had ended for good, by itself, or ends so.
+    pub(super) fn had_ended(&self, name: &ContainerName) -> bool {
+        let place = self.containers.iter().position(|(it, _)| it == name);
+        let last = place.is_some_and(|at| at + 1 == self.containers.len());
+        let own = self.own_exit.filter(|own| Some(own.0) == place);
+        let ended = own.is_some_and(|(_, _, code)| !self.restarts_after(code));
+        (last && self.completed.is_some()) || ended
     }
 
     pub(super) fn regulars(&self) -> impl Iterator<Item = &ContainerName> {
@@ -248,6 +259,7 @@ fn any_pod() -> impl Strategy<Value = Case> {
             init_fails: None,
             back_off: 0,
             grace: 0,
+            stops_with: ExitCode::SUCCESS,
             probe: None,
             replay: false,
             turn: None,
@@ -276,7 +288,7 @@ pub(super) fn any_case() -> impl Strategy<Value = Case> {
         seldom(0u64..3000),
         seldom(Just(INIT_FAILURE)),
         seldom(1000u64..40_000),
-        0u64..4,
+        0usize..4,
         prop::option::of(0u64..2000),
         any::<bool>(),
         seldom(0u64..15_000),
@@ -299,9 +311,14 @@ pub(super) fn any_case() -> impl Strategy<Value = Case> {
     // About when a back-off ends, and when the pod's turn comes.
     let then = 0u64..500;
     let at_turn = seldom(0u64..1000);
-    let last = (cut, late, then, at_turn);
+    let stops_with = prop_oneof![
+        Just(ExitCode::SUCCESS),
+        Just(ExitCode(143)),
+        Just(ExitCode(1))
+    ];
+    let last = (cut, late, then, at_turn, stops_with);
     (any_pod(), exits, around, luck, last).prop_map(|(pod, exits, around, luck, last)| {
-        let (cut, late, then, at_turn) = last;
+        let (cut, late, then, at_turn, stops_with) = last;
         let (own_exit, again, init_fails, back_off, grace, probe, replay, turn, tells) = exits;
         let (spec_known, api, (kubelet, inspecting), fault, deaths, deleted, nudges, collected) =
             around;
@@ -312,12 +329,14 @@ pub(super) fn any_case() -> impl Strategy<Value = Case> {
             again,
             init_fails,
             back_off: back_off.unwrap_or_default(),
+            // None, less than exits can be held, and more.
             grace: if pod.action == Action::RestartPod {
-                1000 * grace
+                [0, 1000, 4000, 30_000][grace]
             } else {
                 0
             },
             probe,
+            stops_with,
             replay,
             turn,
             tells,

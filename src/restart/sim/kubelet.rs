@@ -399,9 +399,16 @@ impl World {
         if self.case.api && self.case.spec_known && !self.kubelet.stale {
             let containers = self.case.containers.iter();
             let newest = containers.filter_map(|(name, _)| self.kubelet.of(name).next());
-            let ids = newest.map(|seen| seen.id.clone()).collect();
+            let newest: Vec<&Seen> = newest.collect();
+            let started = newest.iter().filter(|seen| {
+                let probed = self.kubelet.is_probed(&self.case, &seen.name);
+                let sidecar = self.case.kind_of(&seen.name) == ContainerKind::Sidecar;
+                seen.state == InstanceState::Running && (probed || !sidecar)
+            });
+            let started = started.map(|seen| seen.id.clone()).collect();
+            let ids = newest.iter().map(|seen| seen.id.clone()).collect();
             let telling = self.upto(200);
-            self.after(telling, Job::Recorded(self.epoch, ids));
+            self.after(telling, Job::Recorded(self.epoch, ids, started));
         }
     }
 

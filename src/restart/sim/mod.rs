@@ -47,6 +47,7 @@ const MUST_BE_REACHED: &[&str] = &[
     "a replay falls back",
     "it waits for its turn",
     "it is shown while it waits",
+    "it is shown while others stop",
     "a replay after a back-off",
     "a restart replaces another, or follows it",
     "it begins anew",
@@ -123,7 +124,7 @@ enum Job {
     Called(u32),
     Announced(u32),
     Recovered(u32),
-    Recorded(u32, BTreeSet<ContainerId>),
+    Recorded(u32, BTreeSet<ContainerId>, BTreeSet<ContainerId>),
     Replayed(u32, ContainerId),
     NoHook(u32, ContainerId),
     LearnCode(u32, ContainerId),
@@ -142,7 +143,7 @@ impl Job {
             | Self::Called(epoch)
             | Self::Announced(epoch)
             | Self::Recovered(epoch)
-            | Self::Recorded(epoch, _)
+            | Self::Recorded(epoch, ..)
             | Self::Replayed(epoch, ..)
             | Self::NoHook(epoch, _)
             | Self::LearnCode(epoch, _)
@@ -339,7 +340,10 @@ impl World {
             Job::Called(_) => self.called(),
             Job::Announced(_) => self.feed(Event::Announced),
             Job::Recovered(_) => self.recovered(),
-            Job::Recorded(_, ids) => self.feed(Event::Recorded(ids)),
+            Job::Recorded(_, seen, started) => {
+                self.feed(Event::Recorded(seen));
+                self.feed(Event::Probed(started));
+            }
             Job::Replayed(_, id) => self.start_replayed(&id),
             Job::NoHook(_, id) => {
                 self.tell(|pod, now| pod.hook_is_missing(&id, now));

@@ -20,9 +20,6 @@ use crate::restart::machine::{Effect, Event, Machine, Phase, Record};
 use crate::restart::pod::{Command, Gate, Order, Pod, Shared, Task};
 use crate::times::{RELIST_INTERVAL, RESERVED_LIMIT};
 
-/// What a container has ended with that was not started.
-const START_ERROR: ExitCode = ExitCode(128);
-
 /// A process of the plugin.
 #[derive(Debug)]
 pub(super) struct Plugin {
@@ -133,10 +130,11 @@ fn spec(case: &Case) -> PodSpec {
         let containers = case.containers.iter();
         let containers = containers.filter(|it| (it.1 == ContainerKind::Regular) == regular);
         let spec = containers.map(|(name, kind)| match kind {
-            ContainerKind::Sidecar if case.probe.is_some() => {
-                json!({"name": name.as_str(), "restartPolicy": "Always", "startupProbe": {}})
-            }
-            ContainerKind::Sidecar => json!({"name": name.as_str(), "restartPolicy": "Always"}),
+            ContainerKind::Sidecar => json!({
+                "name": name.as_str(),
+                "restartPolicy": "Always",
+                "startupProbe": case.probe.map(|_| json!({})),
+            }),
             ContainerKind::Init | ContainerKind::Regular => json!({"name": name.as_str()}),
         });
         spec.collect()
@@ -223,7 +221,7 @@ impl World {
         for id in self.starts_under_way() {
             let cancelled = self.upto(1) == 1;
             if let Some(attempt) = self.runtime.containers.get_mut(&id).filter(|_| cancelled) {
-                attempt.is = Is::Exited(START_ERROR);
+                attempt.is = Is::Exited(ExitCode::START_ERROR);
                 self.excuse(true, "a start is cancelled");
             }
         }
@@ -399,6 +397,9 @@ impl World {
         if releases && self.wants(Task::Queue) {
             self.reach("it is shown while it waits");
             self.excuse_exposed();
+        } else if self.is_shown() {
+            self.reach("it is shown while others stop");
+            self.excuse_exposed();
         } else if releases {
             self.judge_release();
         }
@@ -418,6 +419,13 @@ impl World {
             self.settle(command);
         }
         Some(answer)
+    }
+
+    /// Whether an exit has been released of a pod whose containers stop, or have stopped just now.
+    fn is_shown(&self) -> bool {
+        let stops = |it: &Machine| it.phase() == Phase::Down && it.plan().grace_ms > 0;
+        let mut hooks = self.runtime.hooks.iter();
+        self.machine().is_some_and(stops) && hooks.any(|id| !self.is_held(id))
     }
 
     fn settle(&mut self, command: Command) {
@@ -471,9 +479,7 @@ impl World {
         let runs = self.runtime.runs.iter();
         let relist = Ms::try_from(RELIST_INTERVAL.as_millis()).unwrap();
         let began = runs.filter(|run| run.at > BEGIN && run.at + relist > self.now);
-        let regular = self.case.containers.last().map(|(name, _)| name);
-        let again = self.case.completed.is_some()
-            && began.map(|run| &run.name).any(|it| Some(it) == regular);
+        let again = began.map(|run| &run.name).any(|it| self.case.had_ended(it));
         self.excuse(again, "a completed container has just begun again");
         if fell_back {
             // It is the same restart, fallen back. The kubelet may relist before an attempt is removed that never ran.
@@ -578,6 +584,14 @@ impl World {
                 unreachable!("done by the pod")
             }
         }
+    }
+
+    /// Whether that container may be told to stop: in a plugin that is dead, nothing waits any more.
+    pub(super) fn may_signal(&self, id: &ContainerId) -> bool {
+        let Some(plan) = self.pod().and_then(Pod::plan) else {
+            return true;
+        };
+        self.now >= plan.decided_up_ms + plan.grace_ms || self.wants(Task::Signal(id))
     }
 
     fn kill(&mut self, id: ContainerId, grace: Ms) {

@@ -77,10 +77,8 @@ impl World {
         self.excuse(slow && lacks, "it is shown without all its shields");
     }
 
-    /// With a grace period, shields wait for the ends.
     pub(super) fn shields_may_be_late(&self) -> bool {
-        let stops_are_slow = self.case.grace > 0 && self.case.delays(Kind::Kill);
-        self.was_away || self.case.delays(Kind::Make) || stops_are_slow
+        self.was_away || self.case.delays(Kind::Make)
     }
 
     pub(super) fn excuse_unshielded(&mut self) {

@@ -137,7 +137,21 @@ impl World {
         Some((20 + self.upto(2000), failure.unwrap_or(ExitCode::SUCCESS)))
     }
 
+    /// It is told to end, and does.
+    pub(super) fn stop(&mut self, id: &ContainerId) {
+        let code = match self.case.grace {
+            0 => KILLED,
+            _ => self.case.stops_with,
+        };
+        self.ends_with(id, code, true);
+    }
+
+    /// It ends by itself.
     pub(super) fn exit(&mut self, id: &ContainerId, code: ExitCode) {
+        self.ends_with(id, code, false);
+    }
+
+    fn ends_with(&mut self, id: &ContainerId, code: ExitCode, asked: bool) {
         let Some(container) = self.runtime.containers.get_mut(id) else {
             return;
         };
@@ -152,7 +166,7 @@ impl World {
         }
         // Without the trigger, or by a restart of one container, the pod would be over.
         let regular = self.case.kind_of(&name) == ContainerKind::Regular;
-        let own = regular && code != self.case.code && code != KILLED;
+        let own = regular && !asked && code != self.case.code && code != KILLED;
         let last = !self.case.regulars().any(|name| self.runtime.runs(name));
         let alone = own && (last || self.case.action == Action::Restart);
         self.excuse(alone, "the last container ends by itself");
@@ -282,9 +296,13 @@ impl World {
             Call::Kill(id) => match self.runtime.containers.get(&id).map(|it| it.is) {
                 None => self.answer_kill(Event::Gone(id.clone()), &id),
                 Some(Is::Exited(_)) => self.answer_kill(Event::Exited(id.clone()), &id),
+                // It is not its turn yet, and its time is not up.
+                Some(Is::Running) if !self.may_signal(&id) => {
+                    self.after(20, Job::Call(self.epoch, Call::Kill(id)));
+                }
                 // The runtime stops nothing that it has not started, and starts it then.
                 Some(Is::Created) => self.after(100, Job::Call(self.epoch, Call::Kill(id))),
-                Some(_) => self.exit(&id, KILLED),
+                Some(_) => self.stop(&id),
             },
             Call::Make(name, like, generation) => {
                 if !self.runtime.containers.contains_key(&like) {
@@ -355,7 +373,7 @@ impl World {
                 Job::AttemptMade(self.epoch, *batch, name.clone(), id)
             }
             Call::Kill(id) => {
-                self.exit(id, KILLED);
+                self.stop(id);
                 Job::Retry(self.epoch, call)
             }
             Call::Remove(id) => {

@@ -1,0 +1,419 @@
+//! What a pod waits for while its exits are shielded and shown one by one: its turn, or that its containers stop.
+//!
+//! Exits can be held for seconds. Before anything is killed, a pod waits for its turn among those that restart at once, for what
+//! a busy node makes in that time is bounded. So the exit that asked for the restart is all that is held meanwhile, and
+//! shielded; where that takes long it is released behind its shields, and the kubelet sees that one container waits while the
+//! others run. Those are killed when their next attempts can be made at once, so that their exits are held for no longer than
+//! that takes. A pod whose trigger cannot be shielded goes on as without the plugin.
+//!
+//! Containers that have time to stop (the earlier draft of KEP-5532, "Termination Phase") exit one after another, within minutes:
+//! each exit is shown behind its shields while others still run. The last one is held, and the restart goes on from there as if
+//! all had been killed at once.
+
+use std::time::Instant;
+
+use super::Machine;
+use super::progress::{OldState, Progress};
+use super::terms::{Effect, Outcome, Phase};
+use crate::ids::ContainerId;
+use crate::kube::ContainerKind;
+use crate::times::{BURST_LIMIT, DOWN_LIMIT, ENOUGH_TIME, LAST_MOMENT, PATIENCE, UP_LIMIT};
+
+/// Since when it waits for what.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wait {
+    since: Instant,
+    until: Until,
+    /// Before that, the kubelet may not have listed attempts that hide what is held of a restart before.
+    shows_from: Option<Instant>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Until {
+    /// It has asked for a turn, and nobody has answered yet.
+    Answered,
+    /// Other pods come first.
+    Turn,
+    /// It is the pod's turn, if what has ended can be held or seen for long enough.
+    Called,
+    /// Its containers have stopped.
+    Stopped,
+}
+
+impl Machine {
+    /// Whether exits are shielded and shown one by one, because the pod waits.
+    pub(super) fn waits(&self) -> bool {
+        self.phase == Phase::Down && self.wait.is_some()
+    }
+
+    /// Whether its containers have time to stop, and some have yet to.
+    pub(crate) fn lets_stop(&self) -> bool {
+        self.waits() && self.waits_for(Until::Stopped)
+    }
+
+    /// Whether nothing has been killed yet because other pods come first.
+    pub(crate) fn is_queued(&self) -> bool {
+        self.waits() && !self.waits_for(Until::Stopped)
+    }
+
+    /// Whether others had better wait until what has ended of this pod is shielded: its hold ends first.
+    pub(crate) fn is_exposed(&self) -> bool {
+        let held = self.progress.iter().any(|it| it.held_since.is_some());
+        let stops = self.waits_for(Until::Stopped);
+        // Of those that stop, it may be that none need be shielded at all.
+        let lacks = |it: &Progress| self.lacks_in_wait(it) > 0 && (!stops || it.coming > 0);
+        let asked = self.waits() && !self.waits_for(Until::Answered);
+        asked && held && self.progress.iter().any(lacks)
+    }
+
+    /// Whether it has, or still wants, a turn among the pods of this node.
+    pub(crate) fn wants_turn(&self) -> bool {
+        let lacks = |it: &Progress| !it.old_is_gone() && it.lacks_placeholders() > 0;
+        let done = self.killed && self.all_down() && !self.progress.iter().any(lacks);
+        match self.phase {
+            Phase::Down if self.waits() => self.is_queued(),
+            Phase::Down => self.replays_at_once() || !done,
+            phase => phase == Phase::Replay,
+        }
+    }
+
+    /// Whether this container is to be told to stop now. As when a pod ends, sidecars follow those that they are there for, in
+    /// reverse order (KEP-753; `terminationOrdering`, `pkg/kubelet/kuberuntime`).
+    pub(crate) fn is_to_stop(&self, id: &ContainerId) -> bool {
+        let runs = |it: &Progress| it.old == OldState::Running && !it.is(ContainerKind::Init);
+        let sidecar = |it: &Progress| it.is(ContainerKind::Sidecar);
+        let mut others = self.progress.iter().rev();
+        match self.of_old(id).filter(|it| sidecar(it)) {
+            Some(it) => others.all(|other| {
+                let after = self.before(other).any(|it| it.member.old_id() == Some(id));
+                !runs(other) || other.member.name == it.member.name || (sidecar(other) && !after)
+            }),
+            None => true,
+        }
+    }
+
+    fn waits_for(&self, until: Until) -> bool {
+        self.wait.is_some_and(|it| it.until == until)
+    }
+
+    /// Other pods come first: what has ended is shielded meanwhile.
+    pub(super) fn is_to_wait(&mut self) {
+        if let Some(wait) = self.wait.as_mut().filter(|it| it.until == Until::Answered) {
+            wait.until = Until::Turn;
+        }
+        self.shield_in_queue();
+    }
+
+    pub(super) fn is_called(&mut self) {
+        if let Some(wait) = self.wait.as_mut().filter(|it| it.until != Until::Stopped) {
+            wait.until = Until::Called;
+        }
+    }
+
+    /// Shields the exits that are held, or have been seen, by now.
+    pub(super) fn shield_in_queue(&mut self) {
+        if self.is_queued() && !self.waits_for(Until::Answered) {
+            self.shield(Self::lacks_in_wait);
+        }
+    }
+
+    /// Until when an exit that is held now can be.
+    pub(super) fn held_until(&self) -> Option<Instant> {
+        self.held_since().map(|since| since + DOWN_LIMIT)
+    }
+
+    fn held_since(&self) -> Option<Instant> {
+        self.progress.iter().filter_map(|it| it.held_since).min()
+    }
+
+    /// Returns whether it has got on.
+    pub(super) fn step_wait(&mut self, now: Instant) -> bool {
+        let Some(Wait {
+            since,
+            until,
+            shows_from,
+        }) = self.wait
+        else {
+            return false;
+        };
+        let stops = until == Until::Stopped;
+        if stops && !self.killed && self.announced {
+            self.kill_olds();
+        }
+        let stopped = stops && self.killed && self.all_down();
+        if stopped && !self.asked_again {
+            // The kubelet may have begun to end the pod meanwhile.
+            self.asked_again = true;
+            self.announced = false;
+            self.effects.push(Effect::Announce(true));
+        }
+        let over = (stopped && self.announced) || until == Until::Called;
+        let Some(held_since) = self.held_since() else {
+            let limit = if stops {
+                self.plan.grace() + UP_LIMIT
+            } else {
+                BURST_LIMIT
+            };
+            self.deadline = since + limit;
+            let late = now >= self.deadline;
+            if stops && late {
+                // The runtime does not end them.
+                self.finish(Outcome::TimedOut);
+            } else if over || late {
+                // Whoever has their turn may have been stopped in it.
+                self.pass(now);
+            } else if stops {
+                // What could not be held is seen.
+                self.shield(Self::lacks_in_wait);
+                return false;
+            }
+            return over || late;
+        };
+        let until = held_since + DOWN_LIMIT;
+        if over && now + ENOUGH_TIME <= until {
+            self.pass(now);
+            return true;
+        }
+        if stops {
+            // Most containers stop at once, and what was not shielded is replayed sooner.
+            let from = shows_from.max(Some(held_since + PATIENCE));
+            let from = from.map(|from| from.min(until));
+            if let Some(from) = from.filter(|from| now < *from) {
+                self.deadline = from;
+                return false;
+            }
+            self.shield(Self::lacks_in_wait);
+        }
+        self.deadline = if self.last_moment {
+            // What could be shielded has been waited for.
+            until + LAST_MOMENT
+        } else {
+            until
+        };
+        let late = now >= self.deadline;
+        let stands = |it: &Progress| !self.is_exposed_in_wait(it);
+        let all_stand = self.progress.iter().all(stands);
+        let guard_stands = self.guard().is_none_or(stands);
+        if all_stand && (stops || over || late) {
+            self.show(now, |_, it| it.held_since.is_some());
+        } else if !late {
+            return false;
+        } else if !self.last_moment {
+            self.last_moment = true;
+        } else if guard_stands {
+            // Those that are held for less time yet may be shielded in theirs.
+            self.show(now, |it, of| {
+                let due = |since| now >= since + DOWN_LIMIT || !it.is_exposed_in_wait(of);
+                of.held_since.is_some_and(due)
+            });
+        } else {
+            self.wait = None;
+            self.fail(now);
+        }
+        true
+    }
+
+    /// What begins anew waits for no turn: it has one. Nor do containers that have time to stop, for it would take too long.
+    pub(super) fn begin_wait(&mut self, anew: bool, before: Option<&Self>, now: Instant) {
+        let until = if self.plan.grace_ms > 0 {
+            self.announce(true);
+            Until::Stopped
+        } else if anew {
+            return self.pass(now);
+        } else {
+            self.effects.push(Effect::AskForTurn);
+            Until::Answered
+        };
+        self.wait = Some(Wait {
+            since: now,
+            until,
+            shows_from: before.and_then(|before| before.replay.seen_from),
+        });
+    }
+
+    /// It is its turn, or its containers have stopped.
+    pub(super) fn pass(&mut self, now: Instant) {
+        self.wait = None;
+        self.last_moment = false;
+        self.deadline = self.held_until().unwrap_or(now + DOWN_LIMIT);
+        self.announce(true);
+        if self.replays() {
+            self.effects.push(Effect::Recover);
+        }
+        if !self.replays_at_once() {
+            self.begin_shields();
+        }
+        self.want_waker();
+    }
+
+    /// What has ended is released behind its shields. What is not shielded is removed: the kubelet starts what is gone.
+    fn show(&mut self, now: Instant, of: impl Fn(&Self, &Progress) -> bool) {
+        let held = self.progress.iter().filter(|it| of(self, it));
+        let olds: Vec<ContainerId> = held.filter_map(|it| it.member.old_id()).cloned().collect();
+        self.remove_olds(|machine, it| {
+            of(machine, it) && it.old_has_ended() && machine.is_exposed_in_wait(it)
+        });
+        self.release(of);
+        for id in &olds {
+            if let Some(it) = self.of_old_mut(id) {
+                it.held_since = None;
+                // Of one that runs, what is held is older.
+                if it.old_has_ended() {
+                    it.shown = Some(now);
+                    it.wanted = false;
+                    it.old = OldState::Exited;
+                }
+            }
+        }
+        self.last_moment = false;
+    }
+
+    /// What begins anew needs the gate, and while a hook waits, a plugin that came back has none. So what is shielded is shown,
+    /// and what needs no shield: sidecars. Returns whether anything is.
+    pub(super) fn show_anew(&mut self, now: Instant) -> bool {
+        let shielded = |it: &Self, of: &Progress| {
+            let shields = of.member.placeholders > 0 || of.is(ContainerKind::Sidecar);
+            let stand = shields && !of.lacks_shield();
+            it.phase == Phase::Down && it.plan.again > 0 && of.old == OldState::Held && stand
+        };
+        let any = self.progress.iter().any(|it| shielded(self, it));
+        if any {
+            self.show(now, shielded);
+        }
+        any
+    }
+
+    /// How many placeholders the exit of that container needs before it may be seen, beside those that stand. While another
+    /// regular container runs, the pod cannot be taken for stopped (`getPhase`).
+    fn lacks_in_wait(&self, it: &Progress) -> usize {
+        let is_trigger = it.member.name == self.plan.trigger.name;
+        let ended = it.old_has_ended() && (is_trigger || it.member.was_running());
+        // What had ended before is seen as it is, and what the kubelet starts again may be seen.
+        if self.plan.is_by_policy() || !ended {
+            return 0;
+        }
+        // An attempt that runs is another's: this one has ended.
+        let runs = |it: &Progress| it.is(ContainerKind::Regular) && it.old == OldState::Running;
+        let alone = !self.progress.iter().any(runs);
+        // Where kinds are guessed, it may be an init container.
+        let regular = self.plan.ordered && it.is(ContainerKind::Regular);
+        let spared = self.is_guard(it) && regular && !alone;
+        it.lacks_placeholders().saturating_sub(usize::from(spared))
+    }
+
+    /// Whether the kubelet wants to create that container only after it has recorded what shields the pod: the guard, unless
+    /// others were released after it.
+    pub(super) fn proves_recording(&self, it: &Progress) -> bool {
+        let release = |it: &Progress| (it.shown.is_none(), it.shown);
+        let shielded = self.progress.iter().filter(|it| it.member.placeholders > 0);
+        let last = shielded.map(release).max();
+        let is_last = |it: &Progress| it.member.placeholders > 0 && Some(release(it)) == last;
+        if self.guard().is_none_or(is_last) {
+            self.is_guard(it)
+        } else {
+            is_last(it)
+        }
+    }
+
+    fn is_exposed_in_wait(&self, it: &Progress) -> bool {
+        self.lacks_in_wait(it) + it.untrusted().count() > 0
+    }
+
+    /// The exit of that container is held, since then.
+    pub(super) fn set_held(&mut self, id: &ContainerId, since: Instant) {
+        self.set_old(id, OldState::Held);
+        let replaces = self.plan.again == 0 && self.phase == Phase::Down && !self.waits();
+        if let Some(it) = self.of_old_mut(id)
+            && it.old == OldState::Held
+        {
+            it.held_since = Some(since);
+            // A hook that another process told to wait has waited for long.
+            if replaces {
+                self.deadline = self.deadline.min(since + DOWN_LIMIT + LAST_MOMENT);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::tests::{MADE, PLAIN, held, since};
+    use super::*;
+    use crate::kube::RestartPolicy;
+    use crate::plan::tests::draft;
+    use crate::restart::machine::Event;
+    use crate::times::{LONGEST_RECORDING, RELIST_INTERVAL, time_of_relist};
+
+    const LATER: Duration = Duration::from_secs(5);
+
+    /// A Never pod of two whose `a` has exited, while other pods come first; and what it wants.
+    fn queued(now: Instant) -> (Machine, Vec<Effect>) {
+        let plan = draft(Some(RestartPolicy::Never), PLAIN, "a", 42).settled();
+        let held = held(&plan, now);
+        let found = since(&plan, now.checked_sub(RELIST_INTERVAL).unwrap());
+        let (mut machine, mut effects) = Machine::begin(plan, &held, None, &found, now);
+        effects.extend(machine.handle(now, Event::Queued));
+        (machine, effects)
+    }
+
+    fn kills(effects: &[Effect]) -> bool {
+        effects.iter().any(|it| matches!(it, Effect::Kill(_)))
+    }
+
+    fn is_shown(effects: &[Effect]) -> bool {
+        effects.contains(&Effect::Release(vec!["a-0".into()]))
+    }
+
+    #[test]
+    fn while_others_come_first_one_shield_is_made_and_nothing_killed() {
+        let now = Instant::now();
+        let (mut machine, effects) = queued(now);
+        let one = Effect::MakePlaceholder("a".into(), "a-0".into());
+        assert_eq!(effects, [Effect::Save, Effect::AskForTurn, one]);
+        assert!(machine.is_exposed() && machine.holds(&"a-0".into()));
+        // It is called soon enough.
+        let mut effects = machine.handle(now, Event::Called);
+        effects.extend(machine.handle(now, Event::Announced));
+        assert!(kills(&effects) && !is_shown(&effects), "{effects:?}");
+    }
+
+    #[test]
+    fn one_that_is_called_late_is_shown_before_anything_is_killed() {
+        let now = Instant::now();
+        let (mut machine, _) = queued(now);
+        machine.handle(now, Event::PlaceholderMade("a".into(), "p".into(), MADE));
+        machine.handle(now + time_of_relist(MADE), Event::Tick);
+        assert!(!machine.is_exposed());
+        let mut effects = machine.handle(now + LATER, Event::Called);
+        assert!(is_shown(&effects), "{effects:?}");
+        assert!(!machine.holds(&"a-0".into()) && !machine.is_queued());
+        effects = machine.handle(now + LATER, Event::Announced);
+        assert_eq!(effects, [Effect::Kill("b-0".into())]);
+        // The others have all of a hold before them.
+        assert_eq!(machine.deadline, now + LATER + DOWN_LIMIT);
+    }
+
+    #[test]
+    fn one_that_is_not_called_is_shown_when_its_hold_ends_and_goes_on_waiting() {
+        let now = Instant::now();
+        let (mut machine, _) = queued(now);
+        machine.handle(now, Event::PlaceholderMade("a".into(), "p".into(), MADE));
+        let effects = machine.handle(now + DOWN_LIMIT, Event::Tick);
+        assert!(is_shown(&effects) && !kills(&effects), "{effects:?}");
+        assert!(machine.is_queued() && !machine.is_holding());
+    }
+
+    #[test]
+    fn one_that_cannot_be_shielded_is_left_as_it_is() {
+        let now = Instant::now();
+        let (mut machine, _) = queued(now);
+        machine.handle(now + DOWN_LIMIT, Event::Tick);
+        let mut effects = machine.handle(now + DOWN_LIMIT + LAST_MOMENT, Event::Tick);
+        let late = now + DOWN_LIMIT + LAST_MOMENT + LONGEST_RECORDING;
+        effects.extend(machine.handle(late, Event::Tick));
+        let over = Effect::Finish(Outcome::Unshielded);
+        assert!(effects.contains(&over) && !kills(&effects), "{effects:?}");
+    }
+}
