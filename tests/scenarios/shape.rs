@@ -260,6 +260,11 @@ impl Shape {
             .field("restartPolicyRules", json!([restart_all_on(&[code])]))
     }
 
+    /// Whether one of its annotations has that word.
+    pub(crate) fn asks_for(&self, word: &str) -> bool {
+        self.annotations.values().any(|it| it.contains(word))
+    }
+
     /// The same pod without any annotation.
     pub(crate) fn without_annotations(&self) -> Self {
         Self {

@@ -41,6 +41,11 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         "that_restarts_with_grace_says_so_until_all_runs",
         says_so_until_all_runs,
     ));
+    scenarios.extend(under(
+        &policies,
+        "that_restarts_with_grace_says_so_until_its_startup_probes_have_passed",
+        says_so_until_it_has_started,
+    ));
     scenarios.extend(scenarios![Alone:
         condition_is_true_before_anything_is_killed,
         conditions_are_caught_up_when_the_api_server_was_away,
@@ -125,6 +130,29 @@ async fn says_so_until_all_runs(stage: Stage, shape: Shape) -> Result<()> {
     let moment = Duration::from_millis(500);
     let last = begun(&evidence).next_back().unwrap_or(first);
     ensure!(last < ended + moment, "False was seen before all ran again");
+    Ok(())
+}
+
+/// The earlier draft of KEP-5532, "Startup Phase".
+async fn says_so_until_it_has_started(stage: Stage, shape: Shape) -> Result<()> {
+    let probe = json!({
+        "exec": {"command": ["/bin/sh", "-c", "test -e /up"]},
+        "periodSeconds": 1, "failureThreshold": 60, "timeoutSeconds": 30,
+    });
+    let shape = shape
+        .regular("trainer")
+        .at_first(r#"(sleep 4; say "note up"; touch /up) &"#)
+        .field("startupProbe", probe)
+        .regular("logger")
+        .rules("trainer", &json!([rule("RestartPod", "In", &[42])]));
+    let pod = stage.running(shape).await?;
+    let before = pod.restarted("trainer", 42).await?;
+    let (_, ended) = true_then_false(&pod.told_since(&before, "PodRestarting"))?;
+    let evidence = pod.evidence_since(&before)?;
+    let up = Deed::Noted("up".to_owned());
+    let up = evidence.iter().find(|it| it.deed == up);
+    let up = up.context("it is not up")?.at;
+    ensure!(up < ended, "False was seen before its probe had passed");
     Ok(())
 }
 

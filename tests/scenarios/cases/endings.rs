@@ -37,6 +37,11 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         ),
         under(
             &[Never, Always],
+            "past_its_deadline_while_it_stops_is_not_started_again",
+            is_past_its_deadline_while_it_stops,
+        ),
+        under(
+            &[Never, Always],
             "that_is_evicted_is_not_started_again",
             is_evicted,
         ),
@@ -58,6 +63,20 @@ fn asking(shape: Shape) -> Shape {
             &json!([rule("RestartAllContainers", "NotIn", &[0])]),
         )
         .grace_period_seconds(20)
+}
+
+/// Its containers have more time to stop for a restart than the deadline leaves it.
+async fn is_past_its_deadline_while_it_stops(stage: Stage, shape: Shape) -> Result<()> {
+    let shape = shape
+        .regular("trainer")
+        .regular("logger")
+        .on_term(r#"say "note asks"; sleep 16; say "note stopped"; exit 0"#)
+        .rules("trainer", &json!([rule("RestartPod", "In", &[42])]))
+        .grace_period_seconds(40)
+        .spec("activeDeadlineSeconds", json!(12));
+    let pod = stage.running(shape).await?;
+    pod.exit("trainer", 42).await?;
+    ends_with_grace(&pod).await
 }
 
 async fn is_past_its_deadline(stage: Stage, shape: Shape) -> Result<()> {

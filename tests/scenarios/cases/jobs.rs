@@ -21,6 +21,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         jobs_pod_restarts_and_its_failure_policy_sees_the_last_exit_alone,
         job_that_forgives_no_failure_outlives_two_restarts,
         job_whose_container_restarts_alone_completes,
+        jobs_pod_flushes_what_it_has_before_it_restarts,
         deployments_pod_keeps_its_endpoint,
     ]
 }
@@ -132,6 +133,24 @@ async fn job_that_forgives_no_failure_outlives_two_restarts(stage: Stage) -> Res
     job.pod.restarts_all("trainer", 42).await?;
     job.pod.restarts_all("trainer", 42).await?;
     job.is_untouched()
+}
+
+/// A checkpoint takes longer to write than any exit is held.
+async fn jobs_pod_flushes_what_it_has_before_it_restarts(stage: Stage) -> Result<()> {
+    let shape = Shape::never()
+        .init("fetch")
+        .regular("watcher")
+        .regular("trainer")
+        .on_term(r#"sleep 12; echo 7 >/ev/checkpoint; say "note flushed"; exit 42"#)
+        .at_first("[ -e /ev/checkpoint ] && say 'note resumed'")
+        .grace_period_seconds(30)
+        .rules("watcher", &json!([rule("RestartPod", "In", &[88])]));
+    let job = LiveJob::begin(&stage, shape, &json!({"backoffLimit": 0})).await?;
+    let before = job.pod.restarted("watcher", 88).await?;
+    job.is_untouched()?;
+    let notes = job.pod.notes_since(&before)?;
+    ensure!(notes == ["flushed", "resumed"], "{notes:?}");
+    Ok(())
 }
 
 async fn job_whose_container_restarts_alone_completes(stage: Stage) -> Result<()> {

@@ -6,8 +6,9 @@ use serde_json::{Value, json};
 use super::under;
 use crate::evidence::{Deed, Entry};
 use crate::pod::LivePod;
+use crate::recorder::Snapshot;
 use crate::restarted::Before;
-use crate::scenario::Scenario;
+use crate::scenario::{Scenario, scenarios};
 use crate::shape::RestartPolicy::{Always, Never};
 use crate::shape::{Shape, rule};
 use crate::stage::Stage;
@@ -35,6 +36,12 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
             is_not_ready_before_its_probe_says_so,
         ),
         under(policies, "runs_post_start_hooks_again", runs_hooks_again),
+        under(
+            policies,
+            "with_post_start_hooks_is_replayed",
+            is_replayed_with_hooks,
+        ),
+        scenarios![Shared: a_post_start_hook_that_fails_ends_its_container_as_the_kubelet_does],
     ]
     .concat()
 }
@@ -139,6 +146,58 @@ async fn is_not_ready_before_its_probe_says_so(stage: Stage, shape: Shape) -> Re
         ready == [true, false, true],
         "the pod was Ready in turns: {ready:?}"
     );
+    Ok(())
+}
+
+/// The next container starts when the hook of the one before has run.
+async fn is_replayed_with_hooks(stage: Stage, shape: Shape) -> Result<()> {
+    // Longer than exits are held, once.
+    let command =
+        "mkdir /ev/first && exit; sleep 10; echo $EPOCHREALTIME trainer note started >>/ev/log";
+    let hook = json!({"postStart": {"exec": {"command": ["/bin/sh", "-c", command]}}});
+    let shape = shape
+        .regular("trainer")
+        .field("lifecycle", hook)
+        .regular("logger")
+        .restarts_all("trainer", 42)
+        .started_by("Auto");
+    let pod = stage.running(shape).await?;
+    let before = pod.restarted("trainer", 42).await?;
+    pod.was_started_again_by("Auto")?;
+    let after = pod.evidence_since(&before)?;
+    let ran = noted(&after, "trainer", "started").context("no hook was run")?;
+    let mut entries = after.iter();
+    let began = entries.position(|it| it.container == "logger" && it.deed == Deed::Began);
+    let began = began.context("the other has not begun")?;
+    ensure!(ran < began, "the other did not wait: {after:?}");
+    Ok(())
+}
+
+async fn a_post_start_hook_that_fails_ends_its_container_as_the_kubelet_does(
+    stage: Stage,
+) -> Result<()> {
+    // Once, after the restart.
+    let command = "[ ! -e /ev/again ] || mkdir /ev/failed || exit 0; [ ! -e /ev/again ] || exit 1; touch /ev/again";
+    let hook = json!({"postStart": {"exec": {"command": ["/bin/sh", "-c", command]}}});
+    let shape = Shape::always()
+        .regular("trainer")
+        .regular("logger")
+        .field("lifecycle", hook)
+        .restarts_all("trainer", 42)
+        .started_by("Auto");
+    let pod = stage.running(shape).await?;
+    pod.exit("trainer", 42).await?;
+    pod.until_told("FailedPostStartHook", "PostStartHook of logger failed")
+        .await?;
+    let twice = |now: &Snapshot| {
+        let seen = now.containers.get("logger")?;
+        let again = seen.is_running && seen.restarts == 2;
+        (!again).then(|| format!("logger was restarted {} times", seen.restarts))
+    };
+    let recorder = &pod.recorder;
+    recorder
+        .until("the kubelet starts it once more", PATIENCE, twice)
+        .await?;
     Ok(())
 }
 

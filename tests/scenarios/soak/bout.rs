@@ -4,11 +4,15 @@ use std::fmt;
 use std::time::Duration;
 
 use fastrand::Rng;
+use serde_json::json;
 
-use crate::shape::Shape;
+use crate::shape::{Shape, rule};
 
 /// The container that asks for the restart.
 pub(super) const TRIGGER: &str = "trainer";
+
+/// Longer than any exit is held.
+const LEISURELY: &str = "sleep 10; exit 143";
 
 pub(crate) struct Bout {
     pub(super) pods: Vec<DrawnPod>,
@@ -33,9 +37,12 @@ enum Kind {
     OnFailureInit,
     AlwaysTwo,
     AlwaysInitSidecar,
+    NeverTimeToStop,
+    NeverTimeToStopSidecar,
+    AlwaysTimeToStop,
 }
 
-const KINDS: [Kind; 8] = [
+const KINDS: [Kind; 11] = [
     Kind::NeverOne,
     Kind::NeverThree,
     Kind::NeverTwoInits,
@@ -44,6 +51,9 @@ const KINDS: [Kind; 8] = [
     Kind::OnFailureInit,
     Kind::AlwaysTwo,
     Kind::AlwaysInitSidecar,
+    Kind::NeverTimeToStop,
+    Kind::NeverTimeToStopSidecar,
+    Kind::AlwaysTimeToStop,
 ];
 
 /// What ends, for how long.
@@ -170,10 +180,24 @@ impl DrawnPod {
                 .init("fetch")
                 .sidecar("proxy")
                 .regular("logger"),
+            Kind::NeverTimeToStop => Shape::never().regular("logger").on_term(LEISURELY),
+            Kind::NeverTimeToStopSidecar => Shape::never()
+                .init("fetch")
+                .sidecar("proxy")
+                .regular("logger")
+                .on_term(LEISURELY),
+            Kind::AlwaysTimeToStop => Shape::always().regular("logger").on_term(LEISURELY),
+        };
+        let action = match self.kind {
+            Kind::NeverTimeToStop | Kind::NeverTimeToStopSidecar | Kind::AlwaysTimeToStop => {
+                "RestartPod"
+            }
+            _ => "RestartAllContainers",
         };
         shape
             .regular(TRIGGER)
-            .restarts_all(TRIGGER, 42)
+            .rules(TRIGGER, &json!([rule(action, "In", &[42])]))
+            .grace_period_seconds(20)
             .started_by(self.start)
     }
 }
