@@ -118,6 +118,7 @@ impl Machine {
                 lost = lost.or_else(|| (!it.is_new()).then(|| it.member.name.clone()));
             }
             let shield = it.placeholders.remove(id).is_some();
+            it.going.remove(id);
             // Whoever tidies up on a node takes what was never started for dead. Another takes its place, also just
             // after the release.
             if shield && !it.old_is_gone() && self.is_shielding(&self.progress[index]) {
@@ -174,6 +175,9 @@ impl Machine {
             self.add_placeholder(name, id.clone(), Some(now + recording));
             if !wanted {
                 // Too late to shield anything.
+                if let Some(it) = self.get_mut(name) {
+                    it.going.insert(id.clone());
+                }
                 self.effects.push(Effect::Remove(id));
             }
         }

@@ -60,6 +60,8 @@ pub(super) struct Progress {
     pub(super) placeholders: BTreeMap<ContainerId, Option<Instant>>,
     /// The startup probe of the new one has succeeded.
     pub(super) probed: bool,
+    /// Those of them that are being removed because they came too late: they may be wanted again before they are gone.
+    pub(super) going: BTreeSet<ContainerId>,
     /// An attempt that a replay has made and not started. Until then it is as good as a placeholder.
     pub(super) made: Option<ContainerId>,
     /// One whose start was cancelled.
@@ -154,7 +156,7 @@ impl Progress {
     pub(super) fn lacks_placeholders(&self) -> usize {
         let wanted = usize::from(self.member.placeholders);
         let wanted = if self.is_new() { 0 } else { wanted };
-        wanted.saturating_sub(self.placeholders.len())
+        wanted.saturating_sub(self.placeholders.len() - self.going.len())
     }
 
     /// Whether its shields are missing. What is gone cannot be copied, and shows nothing that a shield could hide.
@@ -217,6 +219,7 @@ impl Progress {
             coming: 0,
             placeholders: BTreeMap::new(),
             made: None,
+            going: BTreeSet::new(),
             stillborn: None,
             new: NewState::None,
             missed_until: None,

@@ -257,9 +257,12 @@ impl World {
         // The plan may have been made without a spec.
         let regular = |it: &&Member| self.case.kind_of(&it.name) == ContainerKind::Regular;
         let regulars: Vec<&Member> = plan.members.iter().filter(regular).collect();
+        // Where it has begun anew, what has started since the exit may have come before that.
         let since = |it: &Member| {
+            let old = it.old.as_ref().map(|old| &old.id);
             let mut runs = self.runtime.runs.iter();
-            runs.rfind(|run| run.name == it.name && run.at >= plan.decided_at_ms)
+            let last = runs.rfind(|run| run.name == it.name);
+            last.filter(|run| Some(&run.id) != old)
         };
         let again = |it: &Member| since(it).is_some_and(|run| run.end.is_none());
         let waits = |it: &Member| {
