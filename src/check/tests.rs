@@ -56,6 +56,16 @@ fn options_show_where_they_matter() {
 }
 
 #[test]
+fn a_grace_period_is_a_number_of_seconds_and_no_more_than_a_day() {
+    for period in ["-1", "86401", "soon", "1.5"] {
+        let options = format!("{{restart-options.reprise.dev: 'gracePeriodSeconds: {period}'}}");
+        let (text, problems) = check(&pod(&options));
+        let expected = "expected a whole number from 0 to 86400";
+        assert!(problems == 1 && text.contains(expected), "{text}");
+    }
+}
+
+#[test]
 fn every_problem_is_said() {
     let annotations =
         "{restart-rules.reprise.dev: '[{action: Restart}]', restart-rule.reprise.dev: x}";

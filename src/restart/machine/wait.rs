@@ -128,58 +128,71 @@ impl Machine {
 
     /// Returns whether it has got on.
     pub(super) fn step_wait(&mut self, now: Instant) -> bool {
-        let Some(Wait {
-            since,
-            until,
-            shows_from,
-        }) = self.wait
-        else {
+        let Some(wait) = self.wait else {
             return false;
         };
-        let stops = until == Until::Stopped;
-        if stops && !self.killed && self.announced {
+        let over = match wait.until {
+            Until::Answered | Until::Turn => false,
+            Until::Called => true,
+            Until::Stopped => self.has_stopped(),
+        };
+        match self.held_since() {
+            None => self.wait_on(wait, over, now),
+            Some(since) => self.wait_while_held(wait, over, since, now),
+        }
+    }
+
+    /// Stops the containers, and says whether they have all stopped and the kubelet is not ending the pod.
+    fn has_stopped(&mut self) -> bool {
+        if !self.killed && self.announced {
             self.kill_olds();
         }
-        let stopped = stops && self.killed && self.all_down();
+        let stopped = self.killed && self.all_down();
         if stopped && !self.asked_again {
-            // The kubelet may have begun to end the pod meanwhile.
+            // It may have begun to meanwhile.
             self.asked_again = true;
             self.announced = false;
             self.effects.push(Effect::Announce(true));
         }
-        let over = (stopped && self.announced) || until == Until::Called;
-        let Some(held_since) = self.held_since() else {
-            let limit = if stops {
-                self.plan.grace() + UP_LIMIT
-            } else {
-                BURST_LIMIT
-            };
-            self.deadline = since + limit;
-            let late = now >= self.deadline;
-            if stops && late {
-                // The runtime does not end them.
-                self.finish(Outcome::TimedOut);
-            } else if over || late {
-                // Whoever has their turn may have been stopped in it.
-                self.pass(now);
-            } else if stops {
-                // What could not be held is seen.
-                self.shield(Self::lacks_in_wait);
-                return false;
-            }
-            return over || late;
+        stopped && self.announced
+    }
+
+    /// Nothing is held. Returns whether it has got on.
+    fn wait_on(&mut self, wait: Wait, over: bool, now: Instant) -> bool {
+        let stops = wait.until == Until::Stopped;
+        let limit = if stops {
+            self.plan.grace() + UP_LIMIT
+        } else {
+            BURST_LIMIT
         };
-        let until = held_since + DOWN_LIMIT;
+        self.deadline = wait.since + limit;
+        let late = now >= self.deadline;
+        if stops && late {
+            // The runtime does not end them.
+            self.finish(Outcome::TimedOut);
+        } else if over || late {
+            // Whoever has their turn may have been stopped in it.
+            self.pass(now);
+        } else if stops {
+            // What could not be held is seen.
+            self.shield(Self::lacks_in_wait);
+        }
+        over || late
+    }
+
+    /// The same while an exit is held, since then.
+    fn wait_while_held(&mut self, wait: Wait, over: bool, since: Instant, now: Instant) -> bool {
+        let until = since + DOWN_LIMIT;
         if over && now + ENOUGH_TIME <= until {
             self.pass(now);
             return true;
         }
+        let stops = wait.until == Until::Stopped;
         if stops {
             // Most containers stop at once, and what was not shielded is replayed sooner.
-            let from = shows_from.max(Some(held_since + PATIENCE));
-            let from = from.map(|from| from.min(until));
-            if let Some(from) = from.filter(|from| now < *from) {
-                self.deadline = from;
+            let patient = (since + PATIENCE).max(wait.shows_from.unwrap_or(since));
+            if now < patient.min(until) {
+                self.deadline = patient.min(until);
                 return false;
             }
             self.shield(Self::lacks_in_wait);

@@ -3,6 +3,7 @@
 use std::process::Stdio;
 
 use anyhow::{Result, ensure};
+use futures::future::try_join_all;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::PostParams;
 use serde_json::{Value, json};
@@ -15,6 +16,7 @@ use crate::stage::Stage;
 use crate::wait::{self, PATIENCE};
 
 const REASON: &str = "InvalidRestartRules";
+const OPTIONS_KEY: &str = "restart-options.reprise.dev";
 const KEY: &str = "restart-rules.reprise.dev/container.trainer";
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
@@ -22,6 +24,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         annotation_that_cannot_be_read_is_reported,
         unknown_action_is_reported,
         unknown_operator_is_reported,
+        grace_periods_that_are_none_are_reported,
         twenty_one_rules_are_reported,
         two_hundred_fifty_six_values_are_reported,
         rules_for_a_container_that_is_not_in_the_pod_are_reported,
@@ -41,6 +44,11 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
 /// The pod with that value fails as without the plugin, and the one event names `needles`.
 async fn is_reported(stage: &Stage, key: &str, value: &str, needles: &[&str]) -> Result<()> {
     let shape = Shape::never().regular("trainer").annotation(key, value);
+    is_reported_of(stage, shape, key, needles).await
+}
+
+/// The same of any pod with a trainer, of which `key` is wrong.
+async fn is_reported_of(stage: &Stage, shape: Shape, key: &str, needles: &[&str]) -> Result<()> {
     let pod = stage.running(shape).await?;
     let message = the_one_warning(&pod).await?;
     for needle in std::iter::once(&key).chain(needles) {
@@ -98,6 +106,23 @@ async fn unknown_action_is_reported(stage: Stage) -> Result<()> {
 async fn unknown_operator_is_reported(stage: Stage) -> Result<()> {
     let rules = json!([rule("RestartAllContainers", "Within", &[42])]);
     rules_are_reported(&stage, &rules, &["Within"]).await
+}
+
+async fn grace_periods_that_are_none_are_reported(stage: Stage) -> Result<()> {
+    let reported = ["-1", "86401", "soon"].map(|period| {
+        let options = format!("gracePeriodSeconds: {period}");
+        let stage = &stage;
+        async move {
+            let allowed = "a whole number from 0 to 86400";
+            let shape = Shape::never()
+                .regular("trainer")
+                .annotation(OPTIONS_KEY, options)
+                .restarts_all("trainer", 42);
+            is_reported_of(stage, shape, OPTIONS_KEY, &[period, allowed]).await
+        }
+    });
+    try_join_all(reported).await?;
+    Ok(())
 }
 
 async fn twenty_one_rules_are_reported(stage: Stage) -> Result<()> {

@@ -22,12 +22,20 @@ const CLEAN_END: &str = r#"say "note asked"; sleep 1; say "note stopped"; exit 0
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
     let policies = &[Never, OnFailure, Always];
-    let mut minute = taking_long(under(
-        policies,
-        "may_take_a_minute_to_stop_although_the_kubelet_is_restarted",
-        may_take_a_minute,
-    ));
-    for scenario in &mut minute {
+    let minutes = [
+        under(
+            policies,
+            "may_take_a_minute_to_stop_although_the_kubelet_is_restarted",
+            may_take_a_minute,
+        ),
+        under(
+            policies,
+            "that_takes_a_minute_to_stop_although_the_kubelet_is_restarted_is_replayed",
+            is_replayed_after_a_minute,
+        ),
+    ];
+    let mut minutes = taking_long(minutes.concat());
+    for scenario in &mut minutes {
         scenario.company = Company::Alone;
     }
     [
@@ -61,7 +69,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
             "with_time_to_stop_is_replayed",
             is_replayed_after_its_stop,
         ),
-        minute,
+        minutes,
         scenarios![Shared:
             pre_stop_hooks_of_each_kind_run_before_a_restart,
             pre_stop_hooks_that_fail_are_told_of_and_stop_nothing,
@@ -230,13 +238,21 @@ async fn is_replayed_after_its_stop(stage: Stage, shape: Shape) -> Result<()> {
     pod.was_started_again_by("Auto")
 }
 
-/// Twice as long as any hold, and the kubelet forgets what it was told.
 async fn may_take_a_minute(stage: Stage, shape: Shape) -> Result<()> {
+    takes_a_minute(stage, shape.init("fetch"), "Kubelet").await
+}
+
+async fn is_replayed_after_a_minute(stage: Stage, shape: Shape) -> Result<()> {
+    takes_a_minute(stage, shape, "Auto").await
+}
+
+/// Seven times as long as any hold, and the kubelet forgets what it was told.
+async fn takes_a_minute(stage: Stage, shape: Shape, start: &str) -> Result<()> {
     let shape = shape
-        .init("fetch")
         .regular("trainer")
         .regular("logger")
         .on_term(r#"say "note asked"; sleep 60; say "note stopped"; exit 0"#)
+        .started_by(start)
         .grace_period_seconds(90)
         .rules("trainer", &json!([rule("RestartPod", "In", &[42])]));
     let pod = stage.running(shape).await?;
@@ -253,9 +269,11 @@ async fn may_take_a_minute(stage: Stage, shape: Shape) -> Result<()> {
     })
     .await?;
     pod.has_restarted(&before).await?;
+    pod.was_started_again_by(start)?;
     let entries = pod.evidence_since(&before)?;
     let end = at(&entries, "logger", &noted("stopped"))?;
-    let began = at(&entries, "fetch", &Deed::Began)?;
+    let began = entries.iter().find(|it| it.deed == Deed::Began);
+    let began = began.context("nothing has begun")?.at;
     ensure!(end < began, "it began before: {entries:?}");
     Ok(())
 }
