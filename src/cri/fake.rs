@@ -34,6 +34,8 @@ pub(crate) struct Answers {
     /// What is said instead of a container's verbose status: JSON, or why not.
     pub(crate) told: BTreeMap<String, Result<String, Status>>,
     pub(crate) process: Option<Process>,
+    /// What comes of a command.
+    pub(crate) exec: api::ExecSyncResponse,
     /// Images by name, with their identifiers.
     pub(crate) images: BTreeMap<String, String>,
     /// The calls that came, by name, with what matters of them.
@@ -280,13 +282,8 @@ impl api::runtime_service_server::RuntimeService for Service {
         &self,
         request: Request<api::ExecSyncRequest>,
     ) -> Result<Response<api::ExecSyncResponse>, Status> {
-        let request = request.into_inner();
-        let command = request.cmd.join(" ");
-        drop(
-            self.called(format!("ExecSync {} {command}", request.container_id))
-                .await?,
-        );
-        Ok(Response::new(api::ExecSyncResponse::default()))
+        let call = format!("ExecSync {}", request.into_inner().cmd.join(" "));
+        Ok(Response::new(self.called(call).await?.exec.clone()))
     }
 
     async fn remove_container(

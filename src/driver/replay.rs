@@ -47,15 +47,6 @@ struct Made<'r> {
     id: ContainerId,
 }
 
-/// Takes what is to wait for the first of these that has a postStart hook.
-fn rest_after<'r>(
-    made: &mut Vec<Made<'r>>,
-    hooked: impl Fn(&ContainerName) -> bool,
-) -> Vec<Made<'r>> {
-    let first = made.iter().position(|it| hooked(it.name));
-    made.split_off(first.map_or(made.len(), |first| first + 1))
-}
-
 /// Why an attempt was not started.
 #[derive(Debug, thiserror::Error)]
 enum ReplayError {
@@ -194,23 +185,27 @@ impl Driver {
         if let Some(hosts) = replay.hosts.clone() {
             hosts.restore().await;
         }
-        let hooked = |name: &ContainerName| plan.member(name).is_some_and(|it| it.post_start);
+        // Each waits for the hook of the one before it: at the end of each group is one that has a hook.
+        let hooked = |it: &Made<'_>| plan.member(it.name).is_some_and(|it| it.post_start);
         let first = async {
-            let mut made = self.make_all(plan, &replay, attempts, &mut turn).await;
-            let rest = rest_after(&mut made, hooked);
-            (self.start_all(plan, &replay, made).await, rest)
+            let made = self.make_all(plan, &replay, attempts, &mut turn).await;
+            let first = made.split_inclusive(hooked).next().unwrap_or_default();
+            let runs = self.start_all(plan, &replay, first).await;
+            (made, runs)
         };
-        let (mut started, mut rest) = self.tools.starts.carry_out(first).await;
+        let (made, mut runs) = self.tools.starts.carry_out(first).await;
         drop(turn);
-        // Each waits for the hook of the one before it, and nothing else for that.
-        while let Some((name, id)) = started.into_iter().find(|(name, _)| hooked(name))
-            && let Some(spec) = spec.clone()
-        {
-            self.run_post_start(&id, &name, spec).await;
-            let mut next = std::mem::take(&mut rest);
-            rest = rest_after(&mut next, hooked);
-            let starting = self.start_all(plan, &replay, next);
-            started = self.tools.starts.carry_out(starting).await;
+        for (index, group) in made.split_inclusive(hooked).enumerate() {
+            if index > 0 {
+                let starting = self.start_all(plan, &replay, group);
+                runs = self.tools.starts.carry_out(starting).await;
+            }
+            let Some(last) = group.last().filter(|it| runs && hooked(it)) else {
+                return;
+            };
+            if let Some(spec) = spec.clone() {
+                self.run_post_start(&last.id, last.name, spec).await;
+            }
         }
     }
 
@@ -265,46 +260,35 @@ impl Driver {
             .collect()
     }
 
-    /// Starts these, and returns those that run.
-    async fn start_all(
-        self: &Arc<Self>,
-        plan: &Plan,
-        replay: &Replay,
-        made: Vec<Made<'_>>,
-    ) -> Vec<(ContainerName, ContainerId)> {
-        let starting = made.into_iter().map(async |Made { name, attempt, id }| {
-            let runs = self.start_or_sweep(&plan.id, name, &id).await;
-            runs.then_some((name, attempt, id))
-        });
+    /// Starts these, and returns whether the last of them runs.
+    async fn start_all(self: &Arc<Self>, plan: &Plan, replay: &Replay, made: &[Made<'_>]) -> bool {
+        let starting = made.iter().map(|it| self.start_or_sweep(&plan.id, it));
         let started = join_all(starting).await;
-        let started = started.into_iter().flatten();
         // What tells of it would only delay the others.
-        let shown = started.map(|(name, attempt, id)| {
-            self.show(name, &id, attempt, &replay.sandbox);
-            (name.clone(), id)
-        });
-        shown.collect()
+        for (it, _) in made.iter().zip(&started).filter(|(_, runs)| **runs) {
+            self.show(it, &replay.sandbox);
+        }
+        started.last() == Some(&true)
     }
 
     /// Returns whether it runs.
     async fn start_or_sweep(
         self: &Arc<Self>,
         restart: &RestartId,
-        name: &ContainerName,
-        id: &ContainerId,
+        Made { name, id, .. }: &Made<'_>,
     ) -> bool {
-        match self.start(id).await {
+        let started = self.start(id).await;
+        match &started {
             // The runtime may have told of it already.
             Ok(()) => self.started(id),
             Err(error) => {
-                self.not_replayed(restart, name, &error);
+                self.not_replayed(restart, name, error);
                 if !(error.leaves_it_created() && self.wants(Task::Stand(id))) {
                     self.sweep(id.clone());
                 }
-                return false;
             }
         }
-        true
+        started.is_ok()
     }
 
     /// The one that the pod has waited for, if these are its first containers. After a back-off it takes another; what
@@ -405,13 +389,7 @@ impl Driver {
     }
 
     /// Leaves the traces that people look for.
-    fn show(
-        &self,
-        name: &ContainerName,
-        id: &ContainerId,
-        attempt: &Attempt,
-        sandbox: &PodSandboxConfig,
-    ) {
+    fn show(&self, Made { name, attempt, id }: &Made<'_>, sandbox: &PodSandboxConfig) {
         self.tools.reporter.started(&self.pod, name);
         let log = Path::new(&sandbox.log_directory).join(&attempt.config.log_path);
         let key = &self.pod.key;

@@ -37,15 +37,16 @@ impl Driver {
             self.run_pre_stop(&id, until).await;
             self.ask_to_stop(&id, until).await;
         };
-        let unwanted = async {
-            // Whoever ends the pod by now gives its containers the time that they have.
-            while self.wants(Task::Kill(&id)) {
-                sleep(RETRY_INTERVAL).await;
-            }
-        };
         select! {
             () = asked => self.kill(id).await,
-            () = unwanted => drop(self.lock().kills.remove(&id)),
+            // Whoever ends the pod by now gives its containers the time that they have.
+            () = self.until_unwanted(Task::Kill(&id)) => drop(self.lock().kills.remove(&id)),
+        }
+    }
+
+    async fn until_unwanted(&self, task: Task<'_>) {
+        while self.wants(task) {
+            sleep(RETRY_INTERVAL).await;
         }
     }
 
@@ -144,14 +145,9 @@ impl Driver {
                 return;
             };
             let (cri, address) = (&driver.tools.cri, spec.address.as_deref());
-            let ended = async {
-                while driver.wants(Task::End(&id)) {
-                    sleep(RETRY_INTERVAL).await;
-                }
-            };
             let result = select! {
                 result = lifecycle::run(hook, cri, &id, address, LONGEST_GRACE) => result,
-                () = ended => return,
+                () = driver.until_unwanted(Task::End(&id)) => return,
             };
             if let Err(error) = result {
                 driver

@@ -63,6 +63,14 @@ fn parse(line: &str) -> Result<Entry> {
     })
 }
 
+/// Who did what, in that order.
+pub(crate) fn deeds(entries: &[Entry]) -> Vec<(&str, &Deed)> {
+    let entries = entries.iter();
+    entries
+        .map(|entry| (entry.container.as_str(), &entry.deed))
+        .collect()
+}
+
 /// Says which of these containers has not begun, if there is one.
 pub(crate) fn have_begun<'n>(
     entries: &[Entry],

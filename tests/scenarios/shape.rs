@@ -254,7 +254,12 @@ impl Shape {
         self.rules(container, &json!([restart_all_on(&[code])]))
     }
 
-    /// The kubelet's own way to say the same, for the newest container so far.
+    /// The same with time to stop.
+    pub(crate) fn restarts_pod(self, container: &str, code: i32) -> Self {
+        self.rules(container, &json!([rule("RestartPod", "In", &[code])]))
+    }
+
+    /// The kubelet's own way to say the former, for the newest container so far.
     pub(crate) fn restarts_all_by_itself(self, code: i32) -> Self {
         self.field("restartPolicy", json!("Never"))
             .field("restartPolicyRules", json!([restart_all_on(&[code])]))

@@ -149,6 +149,23 @@ async fn a_runtime_that_hangs_costs_no_more_than_the_deadline() {
 }
 
 #[tokio::test]
+async fn a_command_tells_its_code_unless_it_writes_too_much() {
+    let fake = Fake::start();
+    let client = fake.client();
+    let command = ["sh", "-c", "flush"].map(str::to_owned);
+    for (written, code) in [(1024, 3), (512 * 1024, 0)] {
+        fake.answers().exec = api::ExecSyncResponse {
+            stdout: vec![b'x'; written],
+            exit_code: 3,
+            ..Default::default()
+        };
+        let exited = client.exec(&id(), &command, Duration::from_secs(10)).await;
+        assert_eq!(exited.unwrap(), ExitCode(code));
+    }
+    assert_eq!(fake.answers().calls, ["ExecSync sh -c flush"; 2]);
+}
+
+#[tokio::test]
 async fn a_runtime_that_comes_back_is_found_again() {
     let mut fake = Fake::start();
     let client = fake.client();

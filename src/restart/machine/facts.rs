@@ -260,9 +260,10 @@ impl Machine {
 
     /// Whether the restart is not over yet to the earlier draft of KEP-5532 ("Startup Phase"), because of a startup probe.
     fn is_probing(&self) -> bool {
-        let waits = |it: &Progress| it.member.startup_probe && it.running().is_some() && !it.probed;
-        let told = self.watched && self.plan.action == Action::RestartPod;
-        told && self.progress.iter().any(waits)
+        let told = self.probed.as_ref();
+        let told = told.filter(|_| self.plan.action == Action::RestartPod);
+        let mut probed = self.progress.iter().filter(|it| it.member.startup_probe);
+        told.is_some_and(|told| probed.any(|it| it.running().is_some_and(|id| !told.contains(id))))
     }
 
     /// Whether a container runs, or an init container has run, that the gate would not have admitted: the kubelet goes on from

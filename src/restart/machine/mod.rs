@@ -67,8 +67,6 @@ pub(crate) struct Machine {
     begun: bool,
     /// Whoever watches the pod was told that it restarts, or there was no time for it.
     announced: bool,
-    /// Likewise once more, when its containers have stopped.
-    asked_again: bool,
     /// What was said last.
     said_restarting: bool,
     /// The running containers have been told to stop.
@@ -80,8 +78,8 @@ pub(crate) struct Machine {
     waker: Option<ContainerId>,
     /// The kubelet goes on by itself (see `leave_rest`).
     left: bool,
-    /// The API server tells what the kubelet says of the pod.
-    watched: bool,
+    /// What has started to the kubelet, its startup probe if it has one, as it was told last; `None`: nobody tells.
+    probed: Option<BTreeSet<ContainerId>>,
     /// What keeps the pod from being taken for failed did not stand in time, and nothing of it may start (see `fail`).
     failing: bool,
     /// Until then something may end, or start, that is of account.
@@ -224,7 +222,7 @@ impl Machine {
             Event::Made(name, id, took) => self.made(&name, id, now + time_of_recording(took)),
             Event::Stray(name, id) => self.strayed(&name, id),
             Event::Recorded(ids) => self.recorded(&ids, now),
-            Event::Probed(ids) => self.probed(&ids),
+            Event::Probed(ids) => self.probed = Some(ids),
             Event::Called => self.is_called(),
             Event::Queued => self.is_to_wait(),
             Event::Held(id, since) => {

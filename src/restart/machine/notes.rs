@@ -211,13 +211,6 @@ impl Machine {
         self.replay.seen_from.take_if(|_| all);
     }
 
-    pub(super) fn probed(&mut self, ids: &BTreeSet<ContainerId>) {
-        self.watched = true;
-        for it in &mut self.progress {
-            it.probed = it.running().is_some_and(|id| ids.contains(id));
-        }
-    }
-
     /// Whether this attempt waits to be started.
     pub(crate) fn is_to_start(&self, id: &ContainerId) -> bool {
         let mut progress = self.progress.iter();

@@ -58,8 +58,6 @@ pub(super) struct Progress {
     pub(super) coming: usize,
     /// Each with the moment until which a relist of the kubelet may be under way that has not listed it; `None`: no longer.
     pub(super) placeholders: BTreeMap<ContainerId, Option<Instant>>,
-    /// The startup probe of the new one has succeeded.
-    pub(super) probed: bool,
     /// Those of them that are being removed because they came too late: they may be wanted again before they are gone.
     pub(super) going: BTreeSet<ContainerId>,
     /// An attempt that a replay has made and not started. Until then it is as good as a placeholder.
@@ -215,7 +213,6 @@ impl Progress {
             shown: None,
             wanted: false,
             removing: false,
-            probed: false,
             coming: 0,
             placeholders: BTreeMap::new(),
             made: None,

@@ -24,6 +24,8 @@ use crate::times::{BURST_LIMIT, DOWN_LIMIT, ENOUGH_TIME, LAST_MOMENT, PATIENCE, 
 pub(super) struct Wait {
     since: Instant,
     until: Until,
+    /// When all have stopped, it is asked once more whether the kubelet is ending the pod.
+    asked_again: bool,
     /// Before that, the kubelet may not have listed attempts that hide what is held of a restart before.
     shows_from: Option<Instant>,
 }
@@ -48,7 +50,7 @@ impl Machine {
 
     /// Whether its containers have time to stop, and some have yet to.
     pub(crate) fn lets_stop(&self) -> bool {
-        self.waits() && self.waits_for(Until::Stopped)
+        self.waits() && self.waits_for(Until::Stopped) && !self.are_stopped()
     }
 
     /// Whether nothing has been killed yet because other pods come first.
@@ -147,14 +149,18 @@ impl Machine {
         if !self.killed && self.announced {
             self.kill_olds();
         }
-        let stopped = self.killed && self.all_down();
-        if stopped && !self.asked_again {
+        let stopped = self.are_stopped();
+        if let Some(wait) = self.wait.as_mut().filter(|it| stopped && !it.asked_again) {
             // It may have begun to meanwhile.
-            self.asked_again = true;
+            wait.asked_again = true;
             self.announced = false;
             self.effects.push(Effect::Announce(true));
         }
         stopped && self.announced
+    }
+
+    fn are_stopped(&self) -> bool {
+        self.killed && self.all_down()
     }
 
     /// Nothing is held. Returns whether it has got on.
@@ -240,6 +246,7 @@ impl Machine {
         self.wait = Some(Wait {
             since: now,
             until,
+            asked_again: false,
             shows_from: before.and_then(|before| before.replay.seen_from),
         });
     }

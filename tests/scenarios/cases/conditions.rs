@@ -7,13 +7,14 @@ use rustix::process::Signal;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
+use super::probes::probe;
 use super::under;
 use crate::evidence::{Deed, Entry};
 use crate::node::NATIVE;
 use crate::recorder::{Snapshot, Told};
 use crate::restarted::Before;
 use crate::scenario::{Scenario, scenarios};
-use crate::shape::{RestartPolicy, Shape, rule};
+use crate::shape::{RestartPolicy, Shape};
 use crate::stage::Stage;
 use crate::under_way::UnderWay;
 use crate::wait::{self, PATIENCE};
@@ -119,7 +120,7 @@ async fn says_so_until_all_runs(stage: Stage, shape: Shape) -> Result<()> {
         .init("fetch")
         .regular("trainer")
         .regular("logger")
-        .rules("trainer", &json!([rule("RestartPod", "In", &[42])]));
+        .restarts_pod("trainer", 42);
     let pod = stage.running(shape).await?;
     let before = pod.restarted("trainer", 42).await?;
     let (began, ended) = true_then_false(&pod.told_since(&before, "PodRestarting"))?;
@@ -135,16 +136,13 @@ async fn says_so_until_all_runs(stage: Stage, shape: Shape) -> Result<()> {
 
 /// The earlier draft of KEP-5532, "Startup Phase".
 async fn says_so_until_it_has_started(stage: Stage, shape: Shape) -> Result<()> {
-    let probe = json!({
-        "exec": {"command": ["/bin/sh", "-c", "test -e /up"]},
-        "periodSeconds": 1, "failureThreshold": 60, "timeoutSeconds": 30,
-    });
+    let probe = probe("test -e /up", json!({"failureThreshold": 60}));
     let shape = shape
         .regular("trainer")
         .at_first(r#"(sleep 4; say "note up"; touch /up) &"#)
         .field("startupProbe", probe)
         .regular("logger")
-        .rules("trainer", &json!([rule("RestartPod", "In", &[42])]));
+        .restarts_pod("trainer", 42);
     let pod = stage.running(shape).await?;
     let before = pod.restarted("trainer", 42).await?;
     let (_, ended) = true_then_false(&pod.told_since(&before, "PodRestarting"))?;

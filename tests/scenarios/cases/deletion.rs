@@ -105,13 +105,9 @@ async fn gives_what_runs_time_to_stop(stage: Stage, shape: Shape) -> Result<()> 
     let so_far = pod.evidence()?.len();
     pod.time_to_delete(&DeleteParams::default()).await?;
     let ending = evidence::entries(evidence)?.split_off(so_far);
-    let deeds: Vec<(&str, &Deed)> = ending
-        .iter()
-        .map(|entry| (entry.container.as_str(), &entry.deed))
-        .collect();
     let stopped = Deed::Noted("stopped".to_owned());
     ensure!(
-        deeds == [("proxy", &Deed::Warned), ("proxy", &stopped)],
+        evidence::deeds(&ending) == [("proxy", &Deed::Warned), ("proxy", &stopped)],
         "its end was {ending:?}"
     );
     Ok(())

@@ -71,7 +71,7 @@ async fn is_past_its_deadline_while_it_stops(stage: Stage, shape: Shape) -> Resu
         .regular("trainer")
         .regular("logger")
         .on_term(r#"say "note asks"; sleep 16; say "note stopped"; exit 0"#)
-        .rules("trainer", &json!([rule("RestartPod", "In", &[42])]))
+        .restarts_pod("trainer", 42)
         .grace_period_seconds(40)
         .spec("activeDeadlineSeconds", json!(12));
     let pod = stage.running(shape).await?;

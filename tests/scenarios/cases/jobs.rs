@@ -144,7 +144,7 @@ async fn jobs_pod_flushes_what_it_has_before_it_restarts(stage: Stage) -> Result
         .on_term(r#"sleep 12; echo 7 >/ev/checkpoint; say "note flushed"; exit 42"#)
         .at_first("[ -e /ev/checkpoint ] && say 'note resumed'")
         .grace_period_seconds(30)
-        .rules("watcher", &json!([rule("RestartPod", "In", &[88])]));
+        .restarts_pod("watcher", 88);
     let job = LiveJob::begin(&stage, shape, &json!({"backoffLimit": 0})).await?;
     let before = job.pod.restarted("watcher", 88).await?;
     job.is_untouched()?;

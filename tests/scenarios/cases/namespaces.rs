@@ -7,7 +7,7 @@ use super::under;
 use crate::restarted::Before;
 use crate::scenario::{Scenario, Skipped, scenarios, telling_nodes_apart};
 use crate::shape::RestartPolicy::{Always, Never};
-use crate::shape::{Shape, rule};
+use crate::shape::Shape;
 use crate::stage::Stage;
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
@@ -81,7 +81,7 @@ async fn pod_with_one_process_namespace_gets_time_to_stop(stage: Stage) -> Resul
         .regular("trainer")
         .regular("logger")
         .share_process_namespace()
-        .rules("trainer", &json!([rule("RestartPod", "In", &[42])]))
+        .restarts_pod("trainer", 42)
         .options(&json!({"gracePeriodSeconds": 3}));
     restarts(stage, shape).await
 }

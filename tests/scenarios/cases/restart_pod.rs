@@ -5,8 +5,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use kube::api::DeleteParams;
 use serde_json::{Value, json};
-use tokio::time::sleep;
 
+use super::probes::probe;
 use super::under;
 use crate::evidence::{self, Deed, Entry};
 use crate::pod::LivePod;
@@ -99,6 +99,11 @@ fn graceful(shape: Shape, action: &str) -> Shape {
         .grace_period_seconds(3600)
 }
 
+/// The lifecycle of a container with that hook.
+fn pre_stop(handler: &Value) -> Value {
+    json!({"preStop": handler})
+}
+
 /// What was written from the trigger's exit to the end of the restart.
 async fn restarted(stage: &Stage, shape: Shape) -> Result<Vec<Entry>> {
     let pod = stage.running(shape).await?;
@@ -169,7 +174,7 @@ async fn sidecar_says_so(stage: Stage, shape: Shape) -> Result<()> {
         .sidecar("proxy")
         .regular("logger")
         .on_term(CLEAN_END)
-        .rules("proxy", &json!([rule("RestartPod", "In", &[42])]));
+        .restarts_pod("proxy", 42);
     let pod = stage.running(shape).await?;
     other_stops_before(&pod, "proxy", "logger", "fetch").await
 }
@@ -181,7 +186,7 @@ async fn init_container_says_so(stage: Stage, shape: Shape) -> Result<()> {
         .on_term(CLEAN_END)
         .waiting_init("prepare")
         .regular("trainer")
-        .rules("prepare", &json!([rule("RestartPod", "In", &[42])]));
+        .restarts_pod("prepare", 42);
     let pod = stage.pod(shape).await?;
     pod.until_container_runs("prepare").await?;
     other_stops_before(&pod, "prepare", "proxy", "proxy").await
@@ -204,7 +209,7 @@ fn as_long_as_when_it_ends(shape: Shape) -> Shape {
         .regular("logger")
         .on_term(r#"say "note asked"; sleep 20; say "note stopped"; exit 0"#)
         .grace_period_seconds(30)
-        .rules("trainer", &json!([rule("RestartPod", "In", &[42])]))
+        .restarts_pod("trainer", 42)
 }
 
 /// The kubelet sees meanwhile that the trigger waits.
@@ -254,11 +259,12 @@ async fn takes_a_minute(stage: Stage, shape: Shape, start: &str) -> Result<()> {
         .on_term(r#"say "note asked"; sleep 60; say "note stopped"; exit 0"#)
         .started_by(start)
         .grace_period_seconds(90)
-        .rules("trainer", &json!([rule("RestartPod", "In", &[42])]));
+        .restarts_pod("trainer", 42);
     let pod = stage.running(shape).await?;
     let before = Before::of(&pod).await?;
     pod.exit("trainer", 42).await?;
-    sleep(Duration::from_secs(20)).await;
+    // The kubelet knows that it waits, and forgets it.
+    pod.until_state("trainer", "waiting").await?;
     stage.node.script("kill", "kubelet").await?;
     stage.node.script("start", "kubelet").await?;
     let stopped = "the logger has stopped";
@@ -291,7 +297,6 @@ nc -l -p 8080 -e /answer &
 "#;
 
 async fn pre_stop_hooks_of_each_kind_run_before_a_restart(stage: Stage) -> Result<()> {
-    let by = |handler: Value| json!({"preStop": handler});
     let command = "echo $EPOCHREALTIME logger prestop >>/ev/log";
     let shape = Shape::never()
         .regular("trainer")
@@ -299,20 +304,20 @@ async fn pre_stop_hooks_of_each_kind_run_before_a_restart(stage: Stage) -> Resul
         .on_term(CLEAN_END)
         .field(
             "lifecycle",
-            by(json!({"exec": {"command": ["/bin/sh", "-c", command]}})),
+            pre_stop(&json!({"exec": {"command": ["/bin/sh", "-c", command]}})),
         )
         .regular("server")
         .at_first(LISTEN)
         .field("ports", json!([{"name": "stop", "containerPort": 8080}]))
         .field(
             "lifecycle",
-            by(json!({"httpGet": {"port": "stop", "path": "/stop?now"}})),
+            pre_stop(&json!({"httpGet": {"port": "stop", "path": "/stop?now"}})),
         )
         .regular("sleeper")
         .on_term(CLEAN_END)
-        .field("lifecycle", by(json!({"sleep": {"seconds": 3}})))
+        .field("lifecycle", pre_stop(&json!({"sleep": {"seconds": 3}})))
         .grace_period_seconds(20)
-        .rules("trainer", &json!([rule("RestartPod", "In", &[42])]));
+        .restarts_pod("trainer", 42);
     let pod = stage.running(shape).await?;
     let before = pod.restarted("trainer", 42).await?;
     let entries = pod.evidence_since(&before)?;
@@ -331,23 +336,22 @@ async fn pre_stop_hooks_of_each_kind_run_before_a_restart(stage: Stage) -> Resul
 
 /// The API takes hooks that connect, and the kubelet runs none.
 async fn pre_stop_hooks_that_fail_are_told_of_and_stop_nothing(stage: Stage) -> Result<()> {
-    let by = |handler: Value| json!({"preStop": handler});
     let shape = Shape::never()
         .regular("trainer")
         .regular("logger")
         .on_term(CLEAN_END)
         .field(
             "lifecycle",
-            by(json!({"exec": {"command": ["/bin/false"]}})),
+            pre_stop(&json!({"exec": {"command": ["/bin/false"]}})),
         )
         .regular("server")
         .on_term(CLEAN_END)
-        .field("lifecycle", by(json!({"tcpSocket": {"port": 8080}})))
+        .field("lifecycle", pre_stop(&json!({"tcpSocket": {"port": 8080}})))
         .regular("client")
         .on_term(CLEAN_END)
-        .field("lifecycle", by(json!({"httpGet": {"port": 8081}})))
+        .field("lifecycle", pre_stop(&json!({"httpGet": {"port": 8081}})))
         .grace_period_seconds(20)
-        .rules("trainer", &json!([rule("RestartPod", "In", &[42])]));
+        .restarts_pod("trainer", 42);
     let pod = stage.running(shape).await?;
     let before = pod.restarted("trainer", 42).await?;
     let entries = pod.evidence_since(&before)?;
@@ -360,14 +364,14 @@ async fn pre_stop_hooks_that_fail_are_told_of_and_stop_nothing(stage: Stage) -> 
 }
 
 async fn pre_stop_hook_that_hangs_takes_no_more_than_the_time_to_stop(stage: Stage) -> Result<()> {
-    let hang = json!({"preStop": {"exec": {"command": ["/bin/sleep", "3600"]}}});
+    let hang = pre_stop(&json!({"exec": {"command": ["/bin/sleep", "3600"]}}));
     let shape = Shape::never()
         .regular("trainer")
         .regular("logger")
         .on_term(CLEAN_END)
         .field("lifecycle", hang)
         .options(&json!({"gracePeriodSeconds": 4}))
-        .rules("trainer", &json!([rule("RestartPod", "In", &[42])]));
+        .restarts_pod("trainer", 42);
     let entries = restarted(&stage, shape).await?;
     // It has two seconds after that, whatever its hook took.
     at(&entries, "logger", &noted("stopped"))?;
@@ -387,7 +391,7 @@ async fn sidecars_stop_after_the_others_in_reverse_order(stage: Stage) -> Result
         .regular("logger")
         .on_term(CLEAN_END)
         .grace_period_seconds(20)
-        .rules("trainer", &json!([rule("RestartPod", "In", &[42])]));
+        .restarts_pod("trainer", 42);
     let entries = restarted(&stage, shape).await?;
     for (first, then) in [("logger", "cache"), ("cache", "proxy")] {
         let end = at(&entries, first, &noted("stopped"))?;
@@ -407,7 +411,7 @@ async fn completed_containers_run_again_after_the_others_have_stopped(stage: Sta
         .on_term(CLEAN_END)
         .regular("once")
         .grace_period_seconds(20)
-        .rules("trainer", &json!([rule("RestartPod", "In", &[42])]));
+        .restarts_pod("trainer", 42);
     let pod = stage.running(shape).await?;
     pod.exit("once", 0).await?;
     pod.until_state("once", "exit 0").await?;
@@ -440,28 +444,24 @@ async fn pod_that_is_deleted_while_it_stops_has_the_time_that_it_is_due(
     let (evidence, so_far) = (pod.evidence_file()?, pod.evidence()?.len());
     pod.time_to_delete(&DeleteParams::default()).await?;
     let ending = evidence::entries(evidence)?.split_off(so_far);
-    let deeds: Vec<(&str, &Deed)> = ending
-        .iter()
-        .map(|entry| (entry.container.as_str(), &entry.deed))
-        .collect();
     let expected = [("logger", &Deed::Warned), ("logger", &noted("stopped"))];
-    ensure!(deeds == expected, "its end was {ending:?}");
+    ensure!(
+        evidence::deeds(&ending) == expected,
+        "its end was {ending:?}"
+    );
     Ok(())
 }
 
 /// The kubelet runs its preStop hook once more then, if it has one, and gives it all of its time anew.
 async fn container_that_stops_is_not_killed_for_its_liveness_probe(stage: Stage) -> Result<()> {
-    let probe = json!({
-        "exec": {"command": ["/bin/sh", "-c", "test ! -e /stopping"]},
-        "periodSeconds": 1, "failureThreshold": 1, "timeoutSeconds": 30,
-    });
+    let probe = probe("test ! -e /stopping", json!({"failureThreshold": 1}));
     let shape = Shape::never()
         .regular("trainer")
         .regular("logger")
         .on_term(r#"touch /stopping; sleep 10; say "note stopped"; exit 0"#)
         .field("livenessProbe", probe)
         .grace_period_seconds(20)
-        .rules("trainer", &json!([rule("RestartPod", "In", &[42])]));
+        .restarts_pod("trainer", 42);
     let entries = restarted(&stage, shape).await?;
     at(&entries, "logger", &noted("stopped"))?;
     Ok(())

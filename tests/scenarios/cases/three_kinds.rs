@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use crate::plugin::Phase::{self, Clear, Down, Shielded, Up};
-use crate::shape::{Shape, rule};
+use crate::shape::Shape;
 
 #[derive(Clone, Copy)]
 pub(super) struct PodKind {
@@ -53,7 +53,7 @@ fn never() -> Shape {
 fn never_with_grace() -> Shape {
     never()
         .ignoring_term()
-        .rules("trainer", &json!([rule("RestartPod", "In", &[42])]))
+        .restarts_pod("trainer", 42)
         .options(&json!({"gracePeriodSeconds": 3}))
 }
 

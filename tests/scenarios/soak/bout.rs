@@ -4,9 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use fastrand::Rng;
-use serde_json::json;
 
-use crate::shape::{Shape, rule};
+use crate::shape::Shape;
 
 /// The container that asks for the restart.
 pub(super) const TRIGGER: &str = "trainer";
@@ -188,17 +187,14 @@ impl DrawnPod {
                 .on_term(LEISURELY),
             Kind::AlwaysTimeToStop => Shape::always().regular("logger").on_term(LEISURELY),
         };
-        let action = match self.kind {
+        let shape = shape.regular(TRIGGER).grace_period_seconds(20);
+        let shape = match self.kind {
             Kind::NeverTimeToStop | Kind::NeverTimeToStopSidecar | Kind::AlwaysTimeToStop => {
-                "RestartPod"
+                shape.restarts_pod(TRIGGER, 42)
             }
-            _ => "RestartAllContainers",
+            _ => shape.restarts_all(TRIGGER, 42),
         };
-        shape
-            .regular(TRIGGER)
-            .rules(TRIGGER, &json!([rule(action, "In", &[42])]))
-            .grace_period_seconds(20)
-            .started_by(self.start)
+        shape.started_by(self.start)
     }
 }
 
