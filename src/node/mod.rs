@@ -128,6 +128,11 @@ impl Instance {
         }
     }
 
+    /// Whether it is an attempt before that one, of the same container.
+    pub(crate) fn is_before(&self, other: &Self) -> bool {
+        (self.attempt, self.created_at) < (other.attempt, other.created_at)
+    }
+
     /// Whether a restart made it that did not start it. Without that restart nobody will.
     #[must_use]
     pub fn is_unstarted_of_ours(&self) -> bool {
@@ -262,6 +267,12 @@ impl Instances {
             .filter(|id| Some(*id) != newest)
             .cloned()
             .collect()
+    }
+
+    /// Whether an attempt of the same container after that one has started.
+    pub(crate) fn is_followed(&self, it: &Instance) -> bool {
+        let newest = self.newest(&it.name).map(|(_, newest)| newest);
+        newest.is_some_and(|newest| newest.state != InstanceState::Created && it.is_before(newest))
     }
 
     /// The attempt of that name whose process runs.

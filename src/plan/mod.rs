@@ -221,7 +221,7 @@ impl Plan {
     }
 
     /// The kubelet must be about to create the guard when it sees it waiting: a regular container, else the
-    /// init container that stopped, else the sidecar that is all there is. An init container stops while regular ones
+    /// init container that stopped, or what the kubelet went on to from there, else the sidecar that is all there is. An init container stops while regular ones
     /// run, to the kubelet, if that was in a replay. In a later generation, one that was started instead of the trigger and
     /// has ended is being removed: one which runs is the better guard.
     fn choose_guard(&self) -> ContainerName {
@@ -240,9 +240,17 @@ impl Plan {
         let guard = trigger
             .filter(is_itself)
             .or_else(|| running(ContainerKind::Regular))
+            .or_else(|| self.running_after_trigger())
             .or(trigger)
             .or_else(|| running(ContainerKind::Init));
         guard.map_or_else(|| self.trigger.name.clone(), |member| member.name.clone())
+    }
+
+    /// The kubelet has gone on to that init container or sidecar, and does not go back to those before it.
+    fn running_after_trigger(&self) -> Option<&Member> {
+        let members = self.members.iter().rev();
+        let mut later = members.take_while(|it| it.name != self.trigger.name);
+        later.find(|it| it.kind != ContainerKind::Regular && it.was_running())
     }
 
     /// One beside the guard whose exit would fail the pod, as far as it is known: init containers run one after the other.

@@ -47,6 +47,8 @@ use sole::Sole;
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// Between two tries to open the hooks' socket.
 const SOCKET_INTERVAL: Duration = Duration::from_secs(5);
+/// How often the runtime's lists are looked at while a pod restarts, whatever is told.
+const LOOK_INTERVAL: Duration = Duration::from_secs(30);
 /// Between two looks for the socket of a runtime that is starting.
 const LAUNCH_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -240,8 +242,18 @@ async fn work(
     // Nobody listens if the runtime launched this plugin: it could not wait.
     let _ = taken_over.send(());
     loop {
-        missed.notified().await;
+        until_look(&registry, &missed).await;
         relist(&registry, Vec::new()).await;
+    }
+}
+
+/// Until something may have been missed. A runtime that has just come back does not tell of everything: of a sandbox that is
+/// stopped while it takes in plugins, for one.
+async fn until_look(registry: &Registry, missed: &Notify) {
+    while timeout(LOOK_INTERVAL, missed.notified()).await.is_err() {
+        if registry.restarts() {
+            return;
+        }
     }
 }
 

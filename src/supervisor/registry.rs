@@ -177,10 +177,15 @@ impl Registry {
         self.read(|entries| entries.by_sandbox.values().any(|driver| driver.holds()))
     }
 
+    /// Whether a pod restarts.
+    pub fn restarts(&self) -> bool {
+        self.drivers().iter().any(|driver| driver.is_busy())
+    }
+
     /// Waits until no pod restarts, but not for long: others may begin, and some wait for minutes.
     pub async fn until_restarts_are_over(&self) {
         let over = async {
-            while self.drivers().iter().any(|driver| driver.is_busy()) {
+            while self.restarts() {
                 sleep(RESTARTS_INTERVAL).await;
             }
         };

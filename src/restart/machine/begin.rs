@@ -94,6 +94,8 @@ impl Machine {
         let mut found = found.iter();
         let waker = found.find(|(_, it)| it.is_placeholder() && it.name == WAKER.into());
         machine.waker = waker.map(|(id, _)| id.clone());
+        machine.wakes = machine.waker.is_some();
+        machine.waker_listed = machine.wakes.then_some(now + RELIST_INTERVAL);
         machine.announce_again();
         machine.go_on(elapsed, now);
         machine.advance(now);
@@ -170,6 +172,8 @@ impl Machine {
             undo: Undo::default(),
             start_at: None,
             waker: None,
+            wakes: false,
+            waker_listed: None,
             left: false,
             probed: None,
             failing: false,

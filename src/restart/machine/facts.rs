@@ -8,7 +8,7 @@ use super::progress::{NewState, OldState, Progress};
 use super::terms::{Effect, Outcome, Phase, WAKER};
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
-use crate::node::{InstanceState, Instances, Maker};
+use crate::node::{Instance, InstanceState, Instances, Maker};
 use crate::plan::Way;
 use crate::policy::Action;
 
@@ -34,15 +34,35 @@ impl Machine {
         });
     }
 
-    /// Asks for what wakes the kubelet where it is to start something when the back-off is over, and nothing else does: with
-    /// `Cleared`, the removals do.
+    /// Asks for what wakes the kubelet where it is to start something, and nothing else does, because there is a back-off or the
+    /// exits were seen before. With `Cleared`, the removals do.
     pub(super) fn want_waker(&mut self) {
-        let waits = self.start_at.is_some() && self.waker.is_none();
-        let wanted = waits && self.plan.way != Way::Cleared && !self.replays();
+        let is_to_be_seen = |it: &Progress| {
+            matches!(it.old, OldState::Running | OldState::Held) && !self.is_cleared_away(it)
+        };
+        let waits = self.start_at.is_some() || !self.progress.iter().any(is_to_be_seen);
+        let wanted = waits && self.plan.way != Way::Cleared && !self.replays() && !self.wakes;
         let like = self.guard().and_then(|guard| guard.member.old_id());
         if let Some(like) = like.filter(|_| wanted) {
             let waker = Effect::MakePlaceholder(WAKER.into(), like.clone());
             self.effects.push(waker);
+            self.wakes = true;
+        }
+    }
+
+    /// When the waker can go.
+    pub(super) fn wakes_from(&self) -> Option<Instant> {
+        self.waker_listed.filter(|_| self.start_at.is_none())
+    }
+
+    /// What has been seen wakes the kubelet when it vanishes.
+    pub(super) fn wake(&mut self) {
+        if self.start_at.is_none()
+            && self.waker_listed.is_none()
+            && let Some(waker) = self.waker.take()
+        {
+            self.effects.push(Effect::Remove(waker));
+            self.wakes = false;
         }
     }
 
@@ -69,6 +89,12 @@ impl Machine {
     /// The exits that placeholders hide.
     pub(super) fn remove_shielded(&mut self) {
         self.remove_olds(|_, it| it.member.placeholders > 0);
+    }
+
+    /// The placeholders of containers.
+    pub(super) fn remove_shields(&mut self) {
+        let shields = self.progress.iter().flat_map(|it| it.placeholders.keys());
+        self.effects.extend(shields.cloned().map(Effect::Remove));
     }
 
     pub(super) fn remove_placeholders(&mut self) {
@@ -105,7 +131,7 @@ impl Machine {
     /// Whether a placeholder of that name is good for anything.
     pub(crate) fn wants_shield(&self, name: &ContainerName) -> bool {
         if *name == WAKER.into() {
-            self.start_at.is_some() && !self.failing
+            self.wakes && !self.failing
         } else {
             self.get(name).is_some_and(|it| self.is_shielding(it))
         }
@@ -173,7 +199,10 @@ impl Machine {
 
     pub(super) fn cleared(&self) -> bool {
         let mut away = self.progress.iter().filter(|it| self.is_cleared_away(it));
-        let placeholders = !self.placeholders_going || self.leftovers().is_empty();
+        let placeholders = match self.plan.way {
+            Way::Kept => self.progress.iter().all(|it| it.placeholders.is_empty()),
+            Way::Shielded | Way::Cleared => !self.placeholders_going || self.leftovers().is_empty(),
+        };
         away.all(Progress::is_gone) && placeholders
     }
 
@@ -261,13 +290,19 @@ impl Machine {
     /// Whether the restart is not over yet to the earlier draft of KEP-5532 ("Startup Phase"), because of a startup probe.
     fn is_probing(&self) -> bool {
         let told = self.probed.as_ref();
-        let told = told.filter(|_| self.plan.action == Action::RestartPod);
+        let told = told.filter(|_| self.plan.action == Action::RestartPod && !self.is_stale());
         let mut probed = self.progress.iter().filter(|it| it.member.startup_probe);
         told.is_some_and(|told| probed.any(|it| it.running().is_some_and(|id| !told.contains(id))))
     }
 
-    /// Whether a container runs, or an init container has run, that the gate would not have admitted: the kubelet goes on from
-    /// there.
+    /// Whether the kubelet tells nothing new of the pod: one runs again that had ended for good
+    /// (`checkContainerStateTransition`, `pkg/kubelet/status/status_manager.go`).
+    fn is_stale(&self) -> bool {
+        let for_good = |it: &Progress| it.is(ContainerKind::Regular) && it.member.had_completed();
+        self.progress.iter().any(|it| for_good(it) && it.is_new())
+    }
+
+    /// Whether a container has run that the gate would not have admitted: the kubelet goes on from there.
     pub(super) fn intruded(&self) -> bool {
         let may_run = |it: &Progress| match self.phase {
             // It has seen the sidecars run, and starts them again by itself.
@@ -275,11 +310,21 @@ impl Machine {
             Phase::Up => self.is_turn_of(it),
             _ => false,
         };
-        let begun =
-            |it: &&Progress| it.running().is_some() || (it.is(ContainerKind::Init) && it.is_new());
-        let mut begun = self.progress.iter().filter(begun);
+        let mut begun = self.progress.iter().filter(|it| it.is_new());
         let keeps_order = self.plan.way != Way::Shielded && self.phase != Phase::Replay;
         keeps_order && begun.any(|it| !may_run(it))
+    }
+
+    /// Whether that container, which the kubelet has made and not started, keeps it from beginning with the init containers: to
+    /// it the pod is initialised (`HasAnyRegularContainerCreated`, `pkg/kubelet/kuberuntime/util`).
+    pub(crate) fn is_in_the_way(&self, id: &ContainerId, it: &Instance) -> bool {
+        let unstarted = it.state == InstanceState::Created && it.maker == Maker::Kubelet;
+        let begins = matches!(self.phase, Phase::Clear | Phase::Up);
+        let regular = self
+            .get(&it.name)
+            .filter(|of| of.is(ContainerKind::Regular));
+        let early = regular.is_some_and(|of| !self.is_turn_of(of));
+        unstarted && begins && early && !self.plan.knew(id)
     }
 
     /// Whether the kubelet has begun with the first init container since the restart was decided: it has recorded what it

@@ -76,6 +76,10 @@ pub(crate) struct Machine {
     /// When containers may start, until then.
     start_at: Option<Instant>,
     waker: Option<ContainerId>,
+    /// It is wanted, and has not been removed.
+    wakes: bool,
+    /// Before that, the kubelet may not have listed it, and would not notice that it vanishes.
+    waker_listed: Option<Instant>,
     /// The kubelet goes on by itself (see `leave_rest`).
     left: bool,
     /// What has started to the kubelet, its startup probe if it has one, as it was told last; `None`: nobody tells.
@@ -116,7 +120,7 @@ impl Machine {
         let next = next.chain(self.undo_until()).chain(self.trusted_from());
         let next = next.chain(self.ends_by).chain(self.unshields_from());
         let next = next.chain(self.exits_forgotten_from());
-        let next = next.chain(self.told_by());
+        let next = next.chain(self.told_by()).chain(self.wakes_from());
         (self.phase != Phase::Over).then(|| next.fold(self.deadline, Instant::min))
     }
 
@@ -193,7 +197,7 @@ impl Machine {
         let coming = match self.get(&it.name) {
             Some(of) if it.is_placeholder() => of.coming > 0,
             Some(_) => self.phase == Phase::Replay,
-            None => self.start_at.is_some(),
+            None => self.wakes,
         };
         let mut progress = self.progress.iter();
         let known = |of: &Progress| of.unstarted().any(|known| known == id);

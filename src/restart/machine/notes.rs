@@ -7,7 +7,9 @@ use super::Machine;
 use super::progress::{NewState, OldState, Progress};
 use super::terms::{Effect, Phase, WAKER};
 use crate::ids::{ContainerId, ContainerName, ExitCode};
-use crate::times::{LONGEST_RECORDING, SHIELD_TIME, TRUST_TIME, time_of_recording, time_of_relist};
+use crate::times::{
+    LONGEST_RECORDING, RELIST_INTERVAL, SHIELD_TIME, TRUST_TIME, time_of_recording, time_of_relist,
+};
 
 impl Machine {
     pub(super) fn get(&self, name: &ContainerName) -> Option<&Progress> {
@@ -171,6 +173,7 @@ impl Machine {
         self.comes_no_more(name);
         if *name == WAKER.into() && wanted {
             self.waker = Some(id);
+            self.waker_listed = Some(now + RELIST_INTERVAL);
         } else {
             self.add_placeholder(name, id.clone(), Some(now + recording));
             if !wanted {

@@ -259,6 +259,10 @@ impl Progress {
         let old_made = old.and_then(|old| found.get(old)).map(|it| it.created_at);
         for (id, seen) in found.iter().filter(|(_, seen)| seen.name == member.name) {
             let new = !member.knew(id);
+            let newest = |other: Option<&ContainerId>| {
+                let other = other.and_then(|other| found.get(other));
+                other.is_none_or(|other| other.is_before(seen))
+            };
             match seen.state {
                 _ if seen.is_placeholder() => {
                     // One that an earlier restart left shields nothing.
@@ -273,8 +277,7 @@ impl Progress {
                 }
                 // Of two that run, the older is ended.
                 InstanceState::Running if new => {
-                    let other = progress.running().and_then(|other| found.get(other));
-                    if other.is_none_or(|other| other.created_at < seen.created_at) {
+                    if newest(progress.running()) {
                         progress.new = NewState::Running(id.clone());
                     }
                 }
@@ -284,8 +287,10 @@ impl Progress {
                 {
                     progress.stillborn = Some(id.clone());
                 }
-                InstanceState::Ended(code) if new && progress.new == NewState::None => {
-                    progress.new = NewState::Ended(id.clone(), code);
+                InstanceState::Ended(code) if new => {
+                    if progress.running().is_none() && newest(progress.new.id()) {
+                        progress.new = NewState::Ended(id.clone(), code);
+                    }
                 }
                 _ if member.older.contains(id) => drop(progress.older.insert(id.clone())),
                 InstanceState::Created if seen.maker == Maker::Replay || !new => {

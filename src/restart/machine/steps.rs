@@ -6,6 +6,7 @@ use super::Machine;
 use super::progress::Progress;
 use super::terms::{Effect, Outcome, Phase};
 use crate::ids::ContainerId;
+use crate::kube::ContainerKind;
 use crate::plan::Way;
 use crate::policy::Action;
 use crate::times::{
@@ -23,6 +24,7 @@ impl Machine {
         self.trust_placeholders(now);
         self.unshield(now);
         self.start_at.take_if(|at| now >= *at);
+        self.waker_listed.take_if(|at| now >= *at);
         self.unseen_until.take_if(|until| late || now >= *until);
         self.exits_told_until.take_if(|until| now >= *until);
         if !self.waits() && (self.step_undo(now) || self.show_anew(now)) {
@@ -46,7 +48,7 @@ impl Machine {
                 }
                 true
             }
-            Phase::Shielded if (self.shields_recorded || self.begun) && self.start_at.is_none() => {
+            Phase::Shielded if self.is_recorded() && self.start_at.is_none() => {
                 self.enter(Phase::Clear, now);
                 self.remove_olds(Self::is_cleared_away);
                 true
@@ -77,8 +79,7 @@ impl Machine {
                 true
             }
             Phase::Up => {
-                let waker = self.waker.take_if(|_| self.start_at.is_none());
-                self.effects.extend(waker.map(Effect::Remove));
+                self.wake();
                 self.kill_halved();
                 self.ends_by = self.may_change_until(now);
                 let waits = self.ends_by.is_some() || self.unshields_from().is_some();
@@ -89,6 +90,12 @@ impl Machine {
             }
             Phase::Down | Phase::Shielded | Phase::Clear | Phase::Over => false,
         }
+    }
+
+    /// Whether the kubelet has recorded the shields: it says so, or has gone on.
+    fn is_recorded(&self) -> bool {
+        let all_begun = || self.progress.iter().all(|it| self.has_begun(it));
+        self.shields_recorded || self.begun || all_begun()
     }
 
     fn is_down(&self) -> bool {
@@ -155,6 +162,8 @@ impl Machine {
                 self.enter(Phase::Clear, now);
                 self.release(|_, it| it.goes_first());
                 self.remove_olds(Self::is_cleared_away);
+                // A generation before may have had another way.
+                self.remove_shields();
             }
             Way::Shielded => {
                 self.enter(Phase::Up, now);
@@ -163,7 +172,7 @@ impl Machine {
                 self.remove_olds(|_, it| it.lacks_shield());
             }
             // The kubelet has nothing to record that it could be seen to have recorded.
-            Way::Cleared if self.guard_is_gone() || !self.guard_stands() => {
+            Way::Cleared if self.guard_is_gone() || !self.guard_stands() || self.is_passed() => {
                 self.enter(Phase::Clear, now);
                 self.release_all();
                 self.remove_olds(Self::is_cleared_away);
@@ -179,6 +188,16 @@ impl Machine {
                 self.remove_shielded();
             }
         }
+    }
+
+    /// Whether the kubelet may be past the guard, and never want it again; where its policy has it start all, nothing need be
+    /// recorded.
+    fn is_passed(&self) -> bool {
+        let begun = self.plan.again > 0 || self.plan.replayed_inits;
+        let first = self
+            .guard()
+            .is_some_and(|it| !it.is(ContainerKind::Regular));
+        begun && first && self.plan.is_by_policy()
     }
 
     pub(super) fn enter(&mut self, phase: Phase, now: Instant) {

@@ -977,13 +977,17 @@ fn a_back_off_shuts_the_gate_until_it_is_over_and_then_wakes_the_kubelet() {
 }
 
 #[test]
-fn a_waker_that_is_made_when_the_back_off_is_over_does_not_stay() {
+fn a_waker_that_is_made_when_the_back_off_is_over_goes_when_it_has_been_listed() {
     let mut world = backing_off(RestartPolicy::Never, PLAIN);
     world.now += Duration::from_secs(40);
     let waker = Event::PlaceholderMade(WAKER.into(), "w".into(), MADE);
     for event in [Event::Tick, waker] {
         world.handle(event);
     }
+    assert!(!world.removed("w"));
+    assert!(world.machine.deadline() <= Some(world.now + RELIST_INTERVAL));
+    world.now += RELIST_INTERVAL;
+    world.handle(Event::Tick);
     assert!(world.removed("w"));
 }
 

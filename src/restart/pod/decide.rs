@@ -281,8 +281,14 @@ impl Pod {
             // Otherwise an init container that asks for another restart would have failed in this one.
             && !self.will_ask(id)
         {
-            let name = instance.name.clone();
-            self.feed(Event::Ended(name, id.clone(), code), now);
+            // The news may be late.
+            let followed = self.instances.is_followed(instance) && !self.is_replaced(id);
+            let event = if followed {
+                Event::Exited(id.clone())
+            } else {
+                Event::Ended(instance.name.clone(), id.clone(), code)
+            };
+            self.feed(event, now);
         }
         news
     }

@@ -124,13 +124,14 @@ impl Pod {
         self.give_up(unstarted);
     }
 
-    /// A call that failed, because the runtime ended for one, may have made something nevertheless. It has the name of what the
-    /// kubelet is to make, or hides that it is gone.
+    /// A call that failed, because the runtime ended for one, may have made something nevertheless, of ours or of the kubelet's.
+    /// It has the name of what the kubelet is to make, hides that it is gone, or is in the way.
     pub(super) fn sweep_unknown(&mut self) {
         let Some(machine) = &self.machine else { return };
-        let unstarted = self.instances.iter();
-        let unstarted = unstarted.filter(|(_, it)| it.is_unstarted_of_ours());
-        let unknown = unstarted.filter(|(id, it)| !machine.expects(id, it));
+        let unknown = self.instances.iter().filter(|(id, it)| {
+            let unknown = it.is_unstarted_of_ours() && !machine.expects(id, it);
+            unknown || machine.is_in_the_way(id, it)
+        });
         let unknown: Vec<ContainerId> = unknown.map(|(id, _)| id.clone()).collect();
         self.give_up(unknown);
     }

@@ -69,6 +69,8 @@ pub(super) struct Kubelet {
     recorded: BTreeMap<ContainerName, Status>,
     /// A regular container that is reported as terminated runs again: nothing is recorded until it ends.
     pub(super) stale: bool,
+    /// When the last sync began: what it knows of probes is newer than what it sees.
+    sync_at: Ms,
     synced_at: Ms,
     wanted: bool,
     syncing: bool,
@@ -108,7 +110,7 @@ impl Kubelet {
     fn is_probed(&self, case: &Case, name: &ContainerName) -> bool {
         let ns = self.of(name).next().map_or(0, |seen| seen.created_at);
         let age = self
-            .view_at
+            .sync_at
             .saturating_sub(u64::try_from(ns / 1_000_000).unwrap());
         case.probe.is_none_or(|long| age >= long)
     }
@@ -380,6 +382,7 @@ impl World {
         }
         kubelet.wanted = false;
         kubelet.syncing = true;
+        kubelet.sync_at = self.now;
         let phase = kubelet.conclude(&self.case);
         self.phase_is(phase);
         self.report_status();

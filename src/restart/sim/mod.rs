@@ -78,6 +78,8 @@ const MUST_BE_REACHED: &[&str] = &[
 const BEGIN: Ms = 100_000;
 /// By then every restart has ended, whatever went wrong.
 const PATIENCE: Ms = 30 * 60_000;
+/// How long nothing may happen to a pod that is not as it should be: less than until the kubelet looks at it by itself.
+const STANDSTILL: Ms = 45_000;
 
 #[derive(Debug)]
 enum Call {
@@ -160,6 +162,15 @@ impl Job {
     fn is_routine(&self) -> bool {
         matches!(self, Self::Collect | Self::Relist | Self::Wake(Some(_)))
     }
+
+    /// The kubelet looks, and tells what it sees.
+    fn is_look(&self) -> bool {
+        let looks = matches!(
+            self,
+            Self::ListPod(_) | Self::Inspect(..) | Self::StartAll(..)
+        );
+        looks || matches!(self, Self::Recorded(..) | Self::Wake(None))
+    }
 }
 
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
@@ -182,6 +193,8 @@ struct World {
     decisions: Vec<Plan>,
     /// The plugin has died, or its connection to NRI was cut.
     was_away: bool,
+    /// When something happened last.
+    stirred: Ms,
     /// When the pod failed, succeeded or was deleted.
     over: Option<Ms>,
     /// The pod has ended, and no plugin saw that to its end.
@@ -216,6 +229,7 @@ impl World {
             told: false,
             decisions: Vec::new(),
             was_away: false,
+            stirred: BEGIN,
             over: None,
             lost: false,
             excused: false,
@@ -291,11 +305,15 @@ impl World {
                         {
                             self.log.push(format!("{} {job:?}", self.now));
                         }
+                        if !job.is_routine() && !job.is_look() {
+                            self.stirred = self.now;
+                        }
                         self.happens(job);
                     }
                 }
             }
             self.settle_hooks();
+            self.demand(!self.stands_still(), || "it gets on".into());
             let in_time = self.now < BEGIN + PATIENCE;
             self.demand(in_time, || "it ends".into());
         }

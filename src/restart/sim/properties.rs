@@ -6,7 +6,7 @@ use super::case::{INIT_FAILURE, Kind, LONGEST_FAULT};
 use super::kubelet::Phase as PodPhase;
 use super::plugin::Plugin;
 use super::runtime::Is;
-use super::{BEGIN, Ms, World};
+use super::{BEGIN, Ms, STANDSTILL, World};
 use crate::ids::{ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::plan::{Member, Old, Plan, Starter, Way};
@@ -173,13 +173,26 @@ impl World {
         if let Some(over) = self.over {
             return self.now > over + AFTERMATH;
         }
-        self.plugin.as_ref().is_some_and(Plugin::is_idle)
+        self.is_idle()
             && self
                 .agenda
                 .values()
                 .all(|job| job.is_routine() || job.epoch().is_some_and(|it| it != self.epoch))
             && self.runtime.hooks.is_empty()
             && self.all_run()
+    }
+
+    /// Whether nothing happens to a pod that is not as it should be.
+    pub(super) fn stands_still(&self) -> bool {
+        let is_done = self.over.is_some() || (self.is_idle() && self.all_run());
+        let back_off = self.decisions.last();
+        let due = back_off.map_or(0, |plan| plan.decided_at_ms + plan.back_off_ms);
+        // Without a spec it is not known that the kubelet has gone on.
+        self.case.spec_known && !is_done && self.now > self.stirred.max(due) + STANDSTILL
+    }
+
+    fn is_idle(&self) -> bool {
+        self.plugin.as_ref().is_some_and(Plugin::is_idle)
     }
 
     pub(super) fn all_run(&self) -> bool {

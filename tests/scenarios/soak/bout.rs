@@ -13,6 +13,9 @@ pub(super) const TRIGGER: &str = "trainer";
 /// Longer than any exit is held.
 const LEISURELY: &str = "sleep 10; exit 143";
 
+/// From one look of the kubelet to the next.
+const RELIST: Duration = Duration::from_secs(1);
+
 pub(crate) struct Bout {
     pub(super) pods: Vec<DrawnPod>,
     pub(super) strikes: Vec<Strike>,
@@ -123,6 +126,12 @@ impl Bout {
 
     pub(super) fn ends_runtime(&self) -> bool {
         self.strikes_any(&[Fault::RuntimeKilled, Fault::RuntimeTerminated])
+    }
+
+    /// Whether the kubelet may see that a container waits, and start it without a hook.
+    pub(super) fn cuts_nri_for_long(&self) -> bool {
+        let mut strikes = self.strikes.iter();
+        strikes.any(|it| it.what == Fault::NriCut && it.away >= RELIST)
     }
 
     /// Whether the kubelet may create containers meanwhile that nobody looks at.

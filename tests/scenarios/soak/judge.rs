@@ -60,7 +60,10 @@ impl Case {
         // A kubelet that asks a runtime which has just come back is told of exits that were held (docs/conformance.md).
         let never = pod.shape.policy == RestartPolicy::Never;
         let told = bout.ends_runtime() && never;
-        let must_restart = self.witness.held() && struck.back < IN_TIME && !told;
+        // Nor can the exit of one be held that was started without a hook while others stopped.
+        let unhooked = pod.shape.asks_for("RestartPod") && never && bout.cuts_nri_for_long();
+        let seen = told || unhooked;
+        let must_restart = self.witness.held() && struck.back < IN_TIME && !seen;
         let settled = wait::until("the pod has settled", LIMIT, async || {
             self.unsettled(must_restart).await
         });
