@@ -519,6 +519,17 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn an_init_container_that_the_kubelet_has_passed_is_no_guard() {
+        let shape: Shape<'_> = &[
+            ("i", Init, DONE),
+            ("s", Sidecar, RUNS),
+            ("a", Regular, Was::Absent),
+        ];
+        let plan = draft(Some(RestartPolicy::OnFailure), shape, "i", 42).settled();
+        assert_eq!(plan.guard, "s".into());
+    }
+
+    #[test]
     fn an_init_container_that_runs_in_a_replay_is_shielded_beside_the_one_that_triggered_it() {
         let shape: Shape<'_> = &[
             ("i", Init, RUNS),

@@ -41,9 +41,19 @@ impl Machine {
             matches!(it.old, OldState::Running | OldState::Held) && !self.is_cleared_away(it)
         };
         let waits = self.start_at.is_some() || !self.progress.iter().any(is_to_be_seen);
-        let wanted = waits && self.plan.way != Way::Cleared && !self.replays() && !self.wakes;
-        let like = self.guard().and_then(|guard| guard.member.old_id());
-        if let Some(like) = like.filter(|_| wanted) {
+        if waits && self.plan.way != Way::Cleared && !self.replays() {
+            self.ask_for_waker();
+        }
+    }
+
+    pub(super) fn ask_for_waker(&mut self) {
+        let there = |it: &&Progress| !it.old_is_gone();
+        let guard = self.guard().filter(there);
+        let old = guard.or_else(|| self.progress.iter().find(there));
+        let old = old.and_then(|it| it.member.old_id());
+        let mut progress = self.progress.iter();
+        let like = old.or_else(|| progress.find_map(Progress::running));
+        if let Some(like) = like.filter(|_| !self.wakes) {
             let waker = Effect::MakePlaceholder(WAKER.into(), like.clone());
             self.effects.push(waker);
             self.wakes = true;

@@ -575,6 +575,73 @@ fn what_has_come_since_a_restart_was_decided_is_new_whatever_the_clock_on_the_wa
 }
 
 #[test]
+fn of_what_has_ended_since_a_restart_was_decided_the_newest_counts() {
+    let shape = &[("i", Init, DONE), ("a", Regular, RUNS)];
+    let plan = draft(Some(RestartPolicy::Never), shape, "a", 42).settled();
+    let ended = |id, at, code| {
+        let it = found(
+            id,
+            "i",
+            false,
+            true,
+            InstanceState::Ended(Some(ExitCode(code))),
+        );
+        made_at(at, it)
+    };
+    for ids in [["i-1", "i-2"], ["i-2", "i-1"]] {
+        let seen = there(&[ended(ids[0], 3, 1), ended(ids[1], 4, 0)]);
+        let new = Progress::from_found(&plan.members[0], &seen).new;
+        assert_eq!(new, NewState::Ended(ids[1].into(), Some(ExitCode::SUCCESS)));
+    }
+}
+
+#[test]
+fn where_all_exits_were_seen_before_their_shields_something_wakes_the_kubelet() {
+    let ended = |id, name| {
+        found(
+            id,
+            name,
+            false,
+            false,
+            InstanceState::Ended(Some(ExitCode(42))),
+        )
+    };
+    let seen = [ended("a-0", "a"), ended("b-0", "b")];
+    let (machine, effects) = resume(PLAIN, Phase::Down, &seen, 20);
+    let waker = Effect::MakePlaceholder(WAKER.into(), "a-0".into());
+    assert!(effects.contains(&waker), "{effects:?}");
+    assert!(machine.wants_shield(&WAKER.into()));
+
+    let runs = found("b-0", "b", false, false, InstanceState::Running);
+    let (_, effects) = resume(PLAIN, Phase::Down, &[ended("a-0", "a"), runs], 20);
+    assert!(!effects.contains(&waker), "its exit will: {effects:?}");
+}
+
+#[test]
+fn what_the_kubelet_could_not_start_before_its_turn_is_in_the_way() {
+    let shape = &[("i", Init, DONE), ("a", Regular, RUNS)];
+    let plan = draft(Some(RestartPolicy::Never), shape, "a", 42).settled();
+    let (_, made) = found("a-1", "a", false, true, InstanceState::Created);
+    let by_us = Instance {
+        maker: Maker::Replay,
+        ..made.clone()
+    };
+    let through = found(
+        "i-1",
+        "i",
+        false,
+        true,
+        InstanceState::Ended(Some(ExitCode::SUCCESS)),
+    );
+    let id = "a-1".into();
+    let early = resume_plan(plan.clone(), Phase::Up, &[], Duration::ZERO).0;
+    assert!(early.is_in_the_way(&id, &made));
+    assert!(!early.is_in_the_way(&id, &by_us));
+    let turn = resume_plan(plan, Phase::Up, &[through], Duration::ZERO).0;
+    assert!(!turn.is_in_the_way(&id, &made));
+}
+
+#[test]
 fn a_placeholder_that_an_earlier_restart_left_shields_nothing() {
     let plan = draft(Some(RestartPolicy::Never), &PLAIN[..1], "a", 42).settled();
     let stale = made_at(0, found("p-0", "a", true, false, InstanceState::Created));
