@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use tokio::sync::OnceCell;
 
 use crate::cri::{
-    self, ContainerConfig, ContainerMetadata, CriError, ImageSpec, LinuxContainerConfig,
-    LinuxContainerSecurityContext, PodSandboxConfig,
+    self, CONTAINER_NAME, ContainerConfig, ContainerMetadata, CriError, ImageSpec,
+    LinuxContainerConfig, LinuxContainerSecurityContext, PodSandboxConfig,
 };
 use crate::ids::{ContainerId, ContainerName, SandboxId};
 use crate::node::PLACEHOLDER_ANNOTATION;
@@ -75,6 +75,9 @@ fn config(
     sandbox: &PodSandboxConfig,
     restart: &RestartId,
 ) -> ContainerConfig {
+    let mut labels = like.labels.clone();
+    // What wakes the kubelet is like one of the pod's containers, and none of them.
+    labels.insert(CONTAINER_NAME.to_owned(), name.to_string());
     let mut annotations = like.annotations.clone();
     annotations.insert(PLACEHOLDER_ANNOTATION.to_owned(), restart.to_string());
     let namespaces = sandbox
@@ -94,7 +97,7 @@ fn config(
             image: like.image_ref.clone(),
             ..Default::default()
         }),
-        labels: like.labels.clone(),
+        labels,
         annotations,
         // The kubelet deletes `<log path>*` with a container: an empty one would be the pod's whole directory,
         // and one that begins with a number would count as an attempt.

@@ -95,6 +95,7 @@ impl Machine {
         let waker = found.find(|(_, it)| it.is_placeholder() && it.name == WAKER.into());
         machine.waker = waker.map(|(id, _)| id.clone());
         machine.wakes = machine.waker.is_some();
+        machine.heard = Some(now);
         machine.waker_listed = machine.wakes.then_some(now + RELIST_INTERVAL);
         machine.announce_again();
         machine.go_on(elapsed, now);
@@ -173,6 +174,7 @@ impl Machine {
             start_at: None,
             waker: None,
             wakes: false,
+            heard: None,
             waker_listed: None,
             left: false,
             probed: None,

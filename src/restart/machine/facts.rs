@@ -11,6 +11,7 @@ use crate::kube::{ContainerKind, RestartPolicy};
 use crate::node::{Instance, InstanceState, Instances, Maker};
 use crate::plan::Way;
 use crate::policy::Action;
+use crate::times::NUDGE_INTERVAL;
 
 impl Machine {
     /// Asks for placeholders where there are fewer than are wanted. The guard's come first: they are what keeps a Never pod
@@ -34,16 +35,28 @@ impl Machine {
         });
     }
 
-    /// Asks for what wakes the kubelet where it is to start something, and nothing else does, because there is a back-off or the
-    /// exits were seen before. With `Cleared`, the removals do.
+    /// Asks for what wakes the kubelet where it is to start something when the back-off is over, and nothing else does: with
+    /// `Cleared`, the removals do.
     pub(super) fn want_waker(&mut self) {
-        let is_to_be_seen = |it: &Progress| {
-            matches!(it.old, OldState::Running | OldState::Held) && !self.is_cleared_away(it)
-        };
-        let waits = self.start_at.is_some() || !self.progress.iter().any(is_to_be_seen);
-        if waits && self.plan.way != Way::Cleared && !self.replays() {
+        if self.start_at.is_some() && self.plan.way != Way::Cleared && !self.replays() {
             self.ask_for_waker();
         }
+    }
+
+    /// When a kubelet that has been silent is woken: what it has seen long ago, or nobody has shown it, does not. While an init
+    /// container or a startup probe runs, it waits for that.
+    pub(super) fn nudged_from(&self) -> Option<Instant> {
+        let is_waited_for = |it: &Progress| {
+            let is_probed = |id| self.probed.as_ref().is_none_or(|told| told.contains(id));
+            let probing = |id| it.member.startup_probe && !is_probed(id);
+            it.running()
+                .is_some_and(|id| it.is(ContainerKind::Init) || probing(id))
+        };
+        let begins = matches!(self.phase, Phase::Shielded | Phase::Up) && !self.failing;
+        let busy = self.start_at.is_some() || self.wakes;
+        let waits = begins && !busy && self.progress.iter().any(|it| !self.settled(it));
+        let silent = waits && !self.progress.iter().any(is_waited_for);
+        self.heard.filter(|_| silent).map(|at| at + NUDGE_INTERVAL)
     }
 
     pub(super) fn ask_for_waker(&mut self) {
@@ -67,8 +80,10 @@ impl Machine {
 
     /// What has been seen wakes the kubelet when it vanishes.
     pub(super) fn wake(&mut self) {
+        let sees = matches!(self.phase, Phase::Shielded | Phase::Up);
         if self.start_at.is_none()
             && self.waker_listed.is_none()
+            && sees
             && let Some(waker) = self.waker.take()
         {
             self.effects.push(Effect::Remove(waker));

@@ -78,6 +78,8 @@ pub(crate) struct Machine {
     waker: Option<ContainerId>,
     /// It is wanted, and has not been removed.
     wakes: bool,
+    /// When the kubelet showed last that it is at work on the pod.
+    heard: Option<Instant>,
     /// Before that, the kubelet may not have listed it, and would not notice that it vanishes.
     waker_listed: Option<Instant>,
     /// The kubelet goes on by itself (see `leave_rest`).
@@ -121,6 +123,7 @@ impl Machine {
         let next = next.chain(self.ends_by).chain(self.unshields_from());
         let next = next.chain(self.exits_forgotten_from());
         let next = next.chain(self.told_by()).chain(self.wakes_from());
+        let next = next.chain(self.nudged_from());
         (self.phase != Phase::Over).then(|| next.fold(self.deadline, Instant::min))
     }
 
@@ -216,6 +219,9 @@ impl Machine {
         if self.phase == Phase::Over {
             return after_the_end(event);
         }
+        if matches!(event, Event::Started(..) | Event::Ended(..)) {
+            self.heard = Some(now);
+        }
         match event {
             Event::Announced => self.announced = true,
             Event::Recovered(result) => self.recovered(result),
@@ -287,6 +293,7 @@ impl Machine {
     }
 
     fn admit(&mut self, now: Instant, name: &ContainerName) -> Verdict {
+        self.heard = Some(now);
         let Some(it) = self.get(name) else {
             // Not part of the restart: an ephemeral container, or action Restart of another one.
             return Verdict::Admit;

@@ -101,14 +101,8 @@ impl Machine {
             let relist = now + time_of_relist(self.making);
             self.exits_told_until = self.exits_told_until.max(Some(relist));
         }
-        let mut waits = false;
         if let Some(it) = self.of_old_mut(id) {
             it.old = OldState::Gone;
-            waits = !it.is_new();
-        }
-        if waits && self.phase == Phase::Up {
-            // The kubelet would start it, had it noticed.
-            self.ask_for_waker();
         }
         self.stopped(id);
         self.stray_is_gone(id);

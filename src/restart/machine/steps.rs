@@ -27,6 +27,11 @@ impl Machine {
         self.waker_listed.take_if(|at| now >= *at);
         self.unseen_until.take_if(|until| late || now >= *until);
         self.exits_told_until.take_if(|until| now >= *until);
+        self.wake();
+        if self.nudged_from().is_some_and(|from| now >= from) {
+            self.heard = Some(now);
+            self.ask_for_waker();
+        }
         if !self.waits() && (self.step_undo(now) || self.show_anew(now)) {
             return true;
         }
@@ -79,7 +84,6 @@ impl Machine {
                 true
             }
             Phase::Up => {
-                self.wake();
                 self.kill_halved();
                 self.ends_by = self.may_change_until(now);
                 let waits = self.ends_by.is_some() || self.unshields_from().is_some();
@@ -202,6 +206,7 @@ impl Machine {
 
     pub(super) fn enter(&mut self, phase: Phase, now: Instant) {
         self.phase = phase;
+        self.heard = Some(now);
         let start = self.start_at.unwrap_or(now);
         self.deadline = match phase {
             Phase::Shielded => start + RECORD_LIMIT,

@@ -12,7 +12,8 @@ use crate::plan::tests::{DONE, RUNS, Shape, Was, draft};
 use crate::plan::{Old, Way};
 use crate::policy::Action;
 use crate::times::{
-    DOWN_LIMIT, LAST_MOMENT, LONGEST_RECORDING, RELIST_INTERVAL, STOP_LIMIT, time_of_relist,
+    DOWN_LIMIT, LAST_MOMENT, LONGEST_RECORDING, NUDGE_INTERVAL, RELIST_INTERVAL, STOP_LIMIT,
+    time_of_relist,
 };
 use ContainerKind::{Init, Regular, Sidecar};
 
@@ -596,25 +597,27 @@ fn of_what_has_ended_since_a_restart_was_decided_the_newest_counts() {
 }
 
 #[test]
-fn where_all_exits_were_seen_before_their_shields_something_wakes_the_kubelet() {
-    let ended = |id, name| {
-        found(
-            id,
-            name,
-            false,
-            false,
-            InstanceState::Ended(Some(ExitCode(42))),
-        )
-    };
-    let seen = [ended("a-0", "a"), ended("b-0", "b")];
-    let (machine, effects) = resume(PLAIN, Phase::Down, &seen, 20);
+fn a_kubelet_that_is_silent_is_woken() {
+    let seen = InstanceState::Ended(Some(ExitCode(42)));
+    let there = [
+        found("a-0", "a", false, false, seen),
+        found("b-0", "b", false, false, seen),
+        found("p-1", "a", true, true, InstanceState::Created),
+        found("p-2", "a", true, true, InstanceState::Created),
+        found("p-3", "b", true, true, InstanceState::Created),
+    ];
+    let (mut machine, _) = resume(PLAIN, Phase::Down, &there, 20);
+    assert_eq!(machine.phase(), Phase::Up);
+    let wants = |machine: &Machine| machine.wants_shield(&WAKER.into());
+    let mut now = machine.deadline().unwrap();
+    machine.admit_create(now, &"a".into());
+    machine.handle(now, Event::Tick);
+    assert!(!wants(&machine), "it has wanted something");
+    now += NUDGE_INTERVAL;
+    let effects = machine.handle(now, Event::Tick);
     let waker = Effect::MakePlaceholder(WAKER.into(), "a-0".into());
-    assert!(effects.contains(&waker), "{effects:?}");
-    assert!(machine.wants_shield(&WAKER.into()));
-
-    let runs = found("b-0", "b", false, false, InstanceState::Running);
-    let (_, effects) = resume(PLAIN, Phase::Down, &[ended("a-0", "a"), runs], 20);
-    assert!(!effects.contains(&waker), "its exit will: {effects:?}");
+    assert_eq!(effects, [waker]);
+    assert!(wants(&machine));
 }
 
 #[test]

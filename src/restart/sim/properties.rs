@@ -73,8 +73,8 @@ impl World {
         let plan = self.decisions.last();
         let mut members = plan.into_iter().flat_map(|plan| &plan.members);
         let lacks = members.any(|it| it.old.as_ref().is_some_and(|old| lacks(it, old)));
-        let slow = self.case.delays(Kind::Make);
-        self.excuse(slow && lacks, "it is shown without all its shields");
+        let late = self.shields_may_be_late();
+        self.excuse(late && lacks, "it is shown without all its shields");
     }
 
     pub(super) fn shields_may_be_late(&self) -> bool {

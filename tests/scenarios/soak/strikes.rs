@@ -16,6 +16,8 @@ use crate::relay::Relay;
 
 /// From a plugin's end to a look at who waits for it.
 const SILENCE: Duration = Duration::from_millis(150);
+/// As long as a hook waits for an answer of a plugin that is frozen (`ANSWER_LIMIT`, src/exit_hold/hook.rs).
+const UNANSWERED: Duration = Duration::from_secs(2);
 
 pub(crate) struct Strikes {
     node: Arc<Node>,
@@ -55,8 +57,14 @@ impl Strikes {
             let struck = Instant::now();
             self.begin(strike.what).await?;
             if strike.what.silences_plugin() {
-                sleep(SILENCE).await;
-                join_all(cases.iter().map(|it| it.witness.look_for_hooks())).await;
+                let silence = match strike.what {
+                    Fault::PluginFrozen => SILENCE + UNANSWERED,
+                    _ => SILENCE,
+                };
+                if silence < strike.away {
+                    sleep(silence).await;
+                    join_all(cases.iter().map(|it| it.witness.look_for_hooks())).await;
+                }
             }
             sleep_until(struck + strike.away).await;
             self.end(strike.what).await?;
