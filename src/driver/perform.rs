@@ -109,10 +109,12 @@ impl Driver {
             }
             Effect::AskForTurn => self.ask_for_turn(),
             Effect::Announce(restarting) => self.announce(&order, restarting),
-            Effect::Kill(id) if plan.grace_ms == 0 => self.begin_kill(&mut self.lock(), &id),
+            Effect::Kill(id) if plan.grace_of(&id).is_zero() => {
+                self.begin_kill(&mut self.lock(), &id);
+            }
             Effect::Kill(id) => {
                 let left = plan
-                    .grace()
+                    .grace_of(&id)
                     .saturating_sub(self.tools.clock.since(plan.decided_up_ms));
                 self.begin_stop(&mut self.lock(), &id, left);
             }

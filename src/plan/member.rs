@@ -29,6 +29,10 @@ pub struct Member {
     pub old: Option<Old>,
     /// Whether that one was made without our hook: its exit is seen at once.
     pub unhooked: bool,
+    /// Whether the kubelet has just started that one, in the middle of this restart and without a hook: it has nothing to
+    /// lose by being killed at once, and its exit would be seen if it were not shielded before.
+    #[serde(default)]
+    pub at_once: bool,
     /// Its attempts before that one, if the runtime still has any: where the newest is removed, they would be
     /// taken for it.
     pub older: Vec<ContainerId>,

@@ -166,6 +166,17 @@ impl Plan {
         self.members.iter().any(|member| member.knew(id))
     }
 
+    /// How long this old container may take to stop.
+    pub(crate) fn grace_of(&self, id: &ContainerId) -> Duration {
+        let mut members = self.members.iter();
+        let at_once = members.any(|it| it.at_once && it.old_id() == Some(id));
+        if at_once {
+            Duration::ZERO
+        } else {
+            self.grace()
+        }
+    }
+
     /// Whether all containers of the pod take part.
     pub(crate) fn is_whole_pod(&self) -> bool {
         self.action != Action::Restart
@@ -334,6 +345,7 @@ pub(crate) mod tests {
                     restart_policy: policy.unwrap_or(RestartPolicy::Never),
                     old,
                     unhooked: false,
+                    at_once: false,
                     older: Vec::new(),
                     startup_probe: false,
                     post_start: false,

@@ -76,6 +76,7 @@ impl Seen<'_> {
             restart_policy,
             older: self.instances.older(&name),
             unhooked: newest.is_some_and(|(_, instance)| instance.hooked == Some(false)),
+            at_once: false,
             old,
             name,
             startup_probe: false,

@@ -276,6 +276,7 @@ fn member(name: &str, kind: ContainerKind) -> Member {
             exit: None,
         }),
         unhooked: false,
+        at_once: false,
         older: Vec::new(),
         startup_probe: false,
         post_start: false,

@@ -91,14 +91,23 @@ impl Machine {
         }
     }
 
+    /// Stops what runs, once. What is killed at once is shielded before.
     pub(super) fn kill_olds(&mut self) {
+        if !self.killed {
+            let twins = self.ending.iter().cloned();
+            self.effects.extend(twins.map(Effect::Kill));
+        }
         self.killed = true;
-        let running = self.progress.iter();
-        let running = running.filter(|it| it.old == OldState::Running);
-        let olds = running.filter_map(|it| it.member.old_id());
-        let olds = olds.filter(|id| **id != self.plan.trigger.container);
-        let all = olds.chain(&self.ending).cloned();
-        self.effects.extend(all.map(Effect::Kill));
+        for index in 0..self.progress.len() {
+            let it = &self.progress[index];
+            let runs = it.old == OldState::Running && !it.told;
+            let exposed = it.member.at_once && self.is_exposed_in_wait(it);
+            let id = it.member.old_id().filter(|_| runs && !exposed).cloned();
+            if let Some(id) = id.filter(|id| *id != self.plan.trigger.container) {
+                self.progress[index].told = true;
+                self.effects.push(Effect::Kill(id));
+            }
+        }
     }
 
     /// Removes what ran before of these containers.

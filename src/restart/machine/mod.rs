@@ -171,6 +171,11 @@ impl Machine {
         self.plan.grace_ms == 0 && (self.killed || self.plan.shields_come_first())
     }
 
+    /// The same of this container, though others have time to stop.
+    pub(crate) fn kills_now(&self, id: &ContainerId) -> bool {
+        self.waits() && self.of_old(id).is_some_and(|it| it.member.at_once)
+    }
+
     /// Whether a container runs behind its shield.
     pub(crate) fn hides_what_runs(&self) -> bool {
         let hidden = |it: &Progress| it.old == OldState::Running && !it.placeholders.is_empty();

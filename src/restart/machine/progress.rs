@@ -52,6 +52,8 @@ pub(super) struct Progress {
     pub(super) shown: Option<Instant>,
     /// The kubelet has wanted to create it since then: it has recorded that it waits.
     pub(super) wanted: bool,
+    /// It has been told to stop.
+    pub(super) told: bool,
     /// What ran before is being removed.
     pub(super) removing: bool,
     /// Placeholders that were asked for and are not there yet.
@@ -212,6 +214,7 @@ impl Progress {
             held_since: None,
             shown: None,
             wanted: false,
+            told: false,
             removing: false,
             coming: 0,
             placeholders: BTreeMap::new(),

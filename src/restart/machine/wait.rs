@@ -146,7 +146,7 @@ impl Machine {
 
     /// Stops the containers, and says whether they have all stopped and the kubelet is not ending the pod.
     fn has_stopped(&mut self) -> bool {
-        if !self.killed && self.announced {
+        if self.killed || self.announced {
             self.kill_olds();
         }
         let stopped = self.are_stopped();
@@ -308,6 +308,7 @@ impl Machine {
     fn lacks_in_wait(&self, it: &Progress) -> usize {
         let is_trigger = it.member.name == self.plan.trigger.name;
         let ended = it.old_has_ended() && (is_trigger || it.member.was_running());
+        let ended = ended || (it.member.at_once && it.old == OldState::Running);
         // What had ended before is seen as it is, and what the kubelet starts again may be seen.
         if self.plan.is_by_policy() || !ended {
             return 0;
@@ -335,7 +336,7 @@ impl Machine {
         }
     }
 
-    fn is_exposed_in_wait(&self, it: &Progress) -> bool {
+    pub(super) fn is_exposed_in_wait(&self, it: &Progress) -> bool {
         self.lacks_in_wait(it) + it.untrusted().count() > 0
     }
 
@@ -357,12 +358,14 @@ impl Machine {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::time::Duration;
 
     use super::super::tests::{MADE, PLAIN, held, since};
     use super::*;
     use crate::kube::RestartPolicy;
     use crate::plan::tests::draft;
+    use crate::policy::Action;
     use crate::restart::machine::Event;
     use crate::times::{LONGEST_RECORDING, RELIST_INTERVAL, time_of_relist};
 
@@ -435,5 +438,32 @@ mod tests {
         effects.extend(machine.handle(late, Event::Tick));
         let over = Effect::Finish(Outcome::Unshielded);
         assert!(effects.contains(&over) && !kills(&effects), "{effects:?}");
+    }
+
+    /// While no plugin was there.
+    #[test]
+    fn what_the_kubelet_has_just_started_is_killed_behind_its_shield_while_others_stop() {
+        let now = Instant::now();
+        let mut plan = draft(Some(RestartPolicy::Never), PLAIN, "a", 42);
+        plan.action = Action::RestartPod;
+        plan.grace_ms = 30_000;
+        plan.again = 1;
+        plan.trigger.container = "a-of-the-generation-before".into();
+        plan.members[0].at_once = true;
+        let plan = plan.settled();
+        let [fresh, other] = ["a-0", "b-0"].map(ContainerId::from);
+        assert_eq!(plan.grace_of(&fresh), Duration::ZERO);
+        assert_eq!(plan.grace_of(&other), Duration::from_secs(30));
+        let found = since(&plan, now.checked_sub(RELIST_INTERVAL).unwrap());
+        let none = BTreeMap::new();
+        let (mut machine, mut effects) = Machine::begin(plan, &none, None, &found, now);
+        effects.extend(machine.handle(now, Event::Announced));
+        assert!(effects.contains(&Effect::Kill(other)), "{effects:?}");
+        let shield = Effect::MakePlaceholder("a".into(), fresh.clone());
+        assert!(effects.contains(&shield), "{effects:?}");
+        assert!(!effects.contains(&Effect::Kill(fresh.clone())));
+        machine.handle(now, Event::PlaceholderMade("a".into(), "p".into(), MADE));
+        let effects = machine.handle(now + LONGEST_RECORDING, Event::Tick);
+        assert_eq!(effects, [Effect::Kill(fresh)]);
     }
 }

@@ -179,6 +179,8 @@ impl Pod {
         for member in &mut plan.members {
             let then = before.member(&member.name);
             member.is_to_run = then.is_some_and(|it| it.is_to_run);
+            let old = member.old_id();
+            member.at_once = member.unhooked && old.is_some_and(|id| !before.knew(id));
         }
         let plan = Plan {
             id: before.id,

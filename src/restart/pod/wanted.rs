@@ -104,7 +104,8 @@ impl Pod {
     /// soon as no gate keeps it from doing so: if this process dies, for one. That is risked for the moment that a kill
     /// takes, but not before it is under way, not for a grace period, and not if the gate is away.
     fn may_be_shielded(&self, id: &ContainerId) -> bool {
-        let at_once = self.machine.as_ref().is_some_and(Machine::kills_at_once);
+        let machine = self.machine.as_ref();
+        let at_once = machine.is_some_and(|it| it.kills_at_once() || it.kills_now(id));
         let instance = self.instances.get(id);
         // One that the kubelet has just created is about to run.
         let lives = instance.is_some_and(|it| !matches!(it.state, InstanceState::Ended(_)));

@@ -545,7 +545,11 @@ impl World {
                 let patience = if self.case.api { self.upto(400) } else { 2000 };
                 self.after(patience, Job::Announced(self.epoch));
             }
-            Effect::Kill(id) => self.kill(id, self.case.grace),
+            Effect::Kill(id) => {
+                let plan = self.decisions.last();
+                let at_once = plan.is_some_and(|plan| plan.grace_of(&id).is_zero());
+                self.kill(id, if at_once { 0 } else { self.case.grace });
+            }
             Effect::MakePlaceholder(name, like) => {
                 let making = self.upto(100);
                 self.call(making, Call::Make(name, like, generation));
