@@ -188,11 +188,13 @@ impl Machine {
         self.ending.is_empty() && progress.all(|it| it.old != OldState::Running)
     }
 
-    /// Old attempts that run beside a newer one: the kubelet started that when nobody kept it from doing so.
+    /// Old attempts that run beside a newer one: the kubelet started that when nobody kept it from doing so. The trigger only
+    /// seems to, while its exit is held.
     pub(super) fn twins(&self, found: &Instances) -> BTreeSet<ContainerId> {
         let runs = |id: &&ContainerId| {
             let instance = found.get(id);
-            instance.is_some_and(|it| it.state == InstanceState::Running)
+            let runs = instance.is_some_and(|it| it.state == InstanceState::Running);
+            runs && **id != self.plan.trigger.container
         };
         let older = self.plan.members.iter().flat_map(|it| &it.older);
         older.filter(runs).cloned().collect()

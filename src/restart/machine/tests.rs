@@ -596,6 +596,22 @@ fn of_what_has_ended_since_a_restart_was_decided_the_newest_counts() {
     }
 }
 
+/// While its exit is held, the runtime takes it for running.
+#[test]
+fn a_trigger_of_a_generation_before_is_not_waited_for() {
+    let mut draft = draft(Some(RestartPolicy::Never), PLAIN, "a", 42);
+    draft.again = 1;
+    draft.trigger.container = "a-before".into();
+    draft.members[0].older = vec!["a-before".into()];
+    let seen = [
+        found("a-before", "a", false, false, InstanceState::Running),
+        found("a-0", "a", false, false, InstanceState::Running),
+        found("b-0", "b", false, false, InstanceState::Running),
+    ];
+    let (machine, _) = resume_plan(draft.settled(), Phase::Down, &seen, Duration::ZERO);
+    assert!(machine.ending.is_empty(), "{:?}", machine.ending);
+}
+
 #[test]
 fn a_kubelet_that_is_silent_is_woken() {
     let seen = InstanceState::Ended(Some(ExitCode(42)));
