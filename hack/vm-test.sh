@@ -78,10 +78,10 @@ build() {
     local messages
     [[ -n $PLUGIN && -n $RUNNER ]] && return
     say "building the plugin and the scenarios"
-    messages=$(cd "$HERE/.." && cargo test --locked --test scenarios --no-run --message-format=json)
-    executable() { jq -r --arg name "$1" 'select(.executable != null and .target.name == $name) | .executable' <<<"$messages"; }
-    : "${RUNNER:=$(executable scenarios)}" "${PLUGIN:=$(executable reprise | head -n 1)}"
-    [[ -n $PLUGIN ]] || PLUGIN=$HERE/../target/debug/reprise
+    messages=$(cd "$HERE/.." && cargo build --locked --release --bin reprise --message-format=json &&
+        cargo test --locked --test scenarios --no-run --message-format=json)
+    executable() { jq -r --arg name "$1" 'select(.executable != null and .target.name == $name) | .executable' <<<"$messages" | head -n 1; }
+    : "${RUNNER:=$(executable scenarios)}" "${PLUGIN:=$(executable reprise)}"
 }
 
 bring_up() {

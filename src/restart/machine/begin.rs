@@ -49,6 +49,13 @@ impl Machine {
         self.exits_told_until = before.exits_told_until;
         self.making = before.making;
         self.take_over_strays(before);
+        // The kubelet may have wanted for long what was shown.
+        for it in &mut self.progress {
+            let then = it.member.old_id().and_then(|id| before.of_old(id));
+            if let Some(then) = then.filter(|it| it.shown.is_some()) {
+                (it.shown, it.wanted) = (then.shown, then.wanted);
+            }
+        }
         for (name, id) in before.leftovers() {
             // One that is older than the attempt that runs shields nothing. Of those before it, some may still be there. Where
             // none is, the kubelet may have yet to record that the container waits.
