@@ -8,10 +8,11 @@ use super::progress::{OldState, Progress};
 use super::replay::Replay;
 use super::terms::{Effect, Outcome, Phase, WAKER};
 use super::undo::Undo;
+use crate::exit_hold;
 use crate::ids::ContainerId;
 use crate::node::Instances;
 use crate::plan::{Plan, Starter, Way};
-use crate::times::{CLEAR_LIMIT, DOWN_LIMIT, RECORD_LIMIT, RELIST_INTERVAL, UP_LIMIT};
+use crate::times::{CLEAR_LIMIT, DOWN_LIMIT, HOOK_LIMIT, RECORD_LIMIT, RELIST_INTERVAL, UP_LIMIT};
 
 impl Machine {
     /// Begins the restart. `held`: exits that are held already, and since when; `before`: a restart that this one replaces,
@@ -104,6 +105,9 @@ impl Machine {
         machine.wakes = machine.waker.is_some();
         machine.heard = Some(now);
         machine.waker_listed = machine.wakes.then_some(now + RELIST_INTERVAL);
+        let holds = phase.is_holding(machine.plan.way);
+        let may_wait = holds && elapsed < machine.plan.grace() + exit_hold::LIMIT;
+        machine.hooks_by = may_wait.then_some(now + HOOK_LIMIT);
         machine.announce_again();
         machine.go_on(elapsed, now);
         machine.advance(now);
@@ -182,6 +186,7 @@ impl Machine {
             waker: None,
             wakes: false,
             heard: None,
+            hooks_by: None,
             waker_listed: None,
             left: false,
             probed: None,

@@ -90,6 +90,8 @@ pub(crate) struct Machine {
     failing: bool,
     /// Until then something may end, or start, that is of account.
     ends_by: Option<Instant>,
+    /// Another process has begun it: until then hooks may come that it told to wait.
+    hooks_by: Option<Instant>,
     /// What runs beside a newer attempt, or in a pod that is to fail (see `is_halved`), until it has ended.
     ending: BTreeSet<ContainerId>,
     /// `Clear` removes containers first, then the placeholders that keep the kubelet waiting.
@@ -123,13 +125,13 @@ impl Machine {
         let next = next.chain(self.ends_by).chain(self.unshields_from());
         let next = next.chain(self.exits_forgotten_from());
         let next = next.chain(self.told_by()).chain(self.wakes_from());
-        let next = next.chain(self.nudged_from());
+        let next = next.chain(self.nudged_from()).chain(self.hooks_by);
         (self.phase != Phase::Over).then(|| next.fold(self.deadline, Instant::min))
     }
 
-    /// Whether exits of what it replaces are held. A replay may have let them go, and wait for a slow init container.
+    /// Whether exits of what it replaces are held, or may be. A replay may have let them go, and wait for a slow init container.
     pub(crate) fn is_holding(&self) -> bool {
-        let waits = self.waits() && self.held_until().is_none();
+        let waits = self.waits() && self.held_until().is_none() && self.hooks_by.is_none();
         self.phase.is_holding(self.plan.way) && !self.replay.released && !waits
     }
 

@@ -24,6 +24,7 @@ impl Machine {
         self.trust_placeholders(now);
         self.unshield(now);
         self.start_at.take_if(|at| now >= *at);
+        self.hooks_by.take_if(|by| now >= *by);
         self.waker_listed.take_if(|at| now >= *at);
         self.unseen_until.take_if(|until| late || now >= *until);
         self.exits_told_until.take_if(|until| now >= *until);

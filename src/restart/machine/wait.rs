@@ -326,9 +326,10 @@ impl Machine {
     /// others were released after it.
     pub(super) fn proves_recording(&self, it: &Progress) -> bool {
         let release = |it: &Progress| (it.shown.is_none(), it.shown);
-        let shielded = self.progress.iter().filter(|it| it.member.placeholders > 0);
-        let last = shielded.map(release).max();
-        let is_last = |it: &Progress| it.member.placeholders > 0 && Some(release(it)) == last;
+        let is_shielded = |it: &&Progress| it.member.placeholders > 0 && !self.is_undone(it);
+        let last = self.progress.iter().filter(is_shielded);
+        let last = last.map(release).max();
+        let is_last = |it: &Progress| is_shielded(&it) && Some(release(it)) == last;
         if self.guard().is_none_or(is_last) {
             self.is_guard(it)
         } else {

@@ -394,11 +394,13 @@ impl World {
         let commands = pod.commands();
         let releases = held != Some(false) && holds(pod) == Some(false);
         self.note_plan();
-        if releases && self.wants(Task::Queue) {
-            self.reach("it is shown while it waits");
-            self.excuse_exposed();
-        } else if self.is_shown() {
-            self.reach("it is shown while others stop");
+        if self.is_shown() {
+            let stops = self.machine().is_some_and(|it| it.plan().grace_ms > 0);
+            self.reach(if stops {
+                "it is shown while others stop"
+            } else {
+                "it is shown while it waits"
+            });
             self.excuse_exposed();
         } else if releases {
             self.judge_release();
@@ -421,11 +423,11 @@ impl World {
         Some(answer)
     }
 
-    /// Whether an exit has been released of a pod whose containers stop, or have stopped just now.
+    /// Whether an exit has been released of a pod that waits for its turn, or whose containers stop, or has done so just now.
     fn is_shown(&self) -> bool {
-        let stops = |it: &Machine| it.phase() == Phase::Down && it.plan().grace_ms > 0;
+        let waits = |it: &Machine| it.phase() == Phase::Down;
         let mut hooks = self.runtime.hooks.iter();
-        self.machine().is_some_and(stops) && hooks.any(|id| !self.is_held(id))
+        self.machine().is_some_and(waits) && hooks.any(|id| !self.is_held(id))
     }
 
     fn settle(&mut self, command: Command) {
