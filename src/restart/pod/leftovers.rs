@@ -25,11 +25,12 @@ impl Pod {
         }
         let mut news = Vec::new();
         for (id, instance) in found {
-            let (name, attempt, state) = (instance.name.clone(), instance.attempt, instance.state);
+            let (name, state) = (instance.name.clone(), instance.state);
+            let age = (instance.attempt, instance.created_at);
             let placeholder = instance.is_placeholder();
             // A list may be older than what was heard meanwhile.
             if self.instances.insert(id.clone(), instance) && !placeholder {
-                news.push((id, name, attempt, state));
+                news.push((id, name, age, state));
             }
         }
         if let Some(record) = begun {
@@ -39,7 +40,7 @@ impl Pod {
             // As the kubelet starts them: what it has begun in order is to look so.
             let members = &machine.plan().members;
             let place = |name: &ContainerName| members.iter().position(|it| it.name == *name);
-            news.sort_by_key(|(_, name, attempt, _)| (place(name), *attempt));
+            news.sort_by_key(|(_, name, age, _)| (place(name), *age));
             for (id, name, _, state) in news {
                 match state {
                     InstanceState::Created => self.watch(id),
