@@ -56,8 +56,11 @@ impl Machine {
                 // There is no exit to hide, and a kubelet that sees it wait waits with it
                 // (`computeInitContainerActions`, `pkg/kubelet/kuberuntime/kuberuntime_container.go`).
                 self.effects.push(Effect::Remove(made));
-            } else if it.placeholders.is_empty() {
+            } else if it.placeholders.is_empty() && it.coming == 0 {
                 it.placeholders.insert(made, None);
+            } else if it.placeholders.is_empty() {
+                // Until they are there (see `placeholder_made`).
+                it.made = Some(made);
             } else {
                 // The kubelet counts from the placeholder, and would take the number that the attempt has.
                 self.effects.push(Effect::Remove(made));

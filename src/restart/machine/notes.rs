@@ -176,6 +176,10 @@ impl Machine {
             self.waker_listed = Some(now + RELIST_INTERVAL);
         } else {
             self.add_placeholder(name, id.clone(), Some(now + recording));
+            let left = self.left;
+            let made = self.get_mut(name).and_then(|it| it.made.take_if(|_| left));
+            // The kubelet counts from the placeholder, and would take the number that the attempt has.
+            self.effects.extend(made.map(Effect::Remove));
             if !wanted {
                 // Too late to shield anything.
                 if let Some(it) = self.get_mut(name) {

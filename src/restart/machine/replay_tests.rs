@@ -449,6 +449,26 @@ fn what_cannot_be_started_after_the_hold_is_the_kubelets_behind_the_attempts() {
 }
 
 #[test]
+fn an_attempt_shields_until_the_placeholder_comes_after_which_the_kubelet_takes_its_number() {
+    let mut world = replay(RestartPolicy::Never, PLAIN);
+    reach_replay(&mut world);
+    world.pending.clear();
+    world.handle(Event::Made("a".into(), "a-1".into(), MAKING));
+    world.handle(Event::Made("b".into(), "b-1".into(), MAKING));
+    world.now += DOWN_LIMIT.saturating_sub(FALLBACK_TIME);
+    world.handle(Event::Tick);
+    let placeholder = world.pending.pop_front().unwrap();
+    while world.machine.phase() == Phase::Replay {
+        world.now = world.machine.deadline().unwrap();
+        world.handle(Event::Tick);
+    }
+    assert_eq!(world.machine.phase(), Phase::Up);
+    assert!(!world.removed("a-1"));
+    world.handle(placeholder);
+    assert!(world.removed("a-1") && !world.removed("b-1"));
+}
+
+#[test]
 fn a_plugin_that_comes_back_after_the_hold_leaves_what_shields() {
     let mut plan = draft(Some(RestartPolicy::Never), PLAIN, "a", 42).settled();
     plan.starter = Starter::Plugin;
