@@ -104,7 +104,6 @@ async fn play(bout: &Bout, stage: &Stage, strikes: &Strikes) -> Result<String> {
             plugins: drawn.is_replayed() && bout.kills_plugin(),
             kubelets: bout.kills_kubelet() || bout.ends_runtime(),
             runtimes: bout.ends_runtime(),
-            attempts: drawn.is_replayed() && bout.ends_runtime(),
         };
         cases.push(Case::new(Arc::clone(pod), before, witness, cancelled));
     }

@@ -16,7 +16,7 @@ use crate::relay::Relay;
 
 /// From a plugin's end to a look at who waits for it.
 const SILENCE: Duration = Duration::from_millis(150);
-/// As long as a hook waits for an answer of a plugin that is frozen (`ANSWER_LIMIT`, src/exit_hold/hook.rs).
+/// As long as a hook waits for an answer of a plugin that is frozen (`ANSWER_LIMIT`, `src/exit_hold/hook.rs`).
 const UNANSWERED: Duration = Duration::from_secs(2);
 
 pub(crate) struct Strikes {
