@@ -188,10 +188,11 @@ containers_of() { # POLICY
 
 # One after another: all containers of a pod start once more.
 restart_and_check() { # POD:POLICY...
-    local pod name container began before
+    local pod name container began before since
     for pod in "$@"; do
         name=${pod%:*}
         before=$(starts "$name" b) began=$SECONDS
+        since=$(date '+%F %T')
         ask "$name" a
         for container in init $(containers_of "${pod#*:}"); do
             wait_for 60 "new start of $name's $container" has_started "$name" "$container" $((before + 1))
@@ -199,14 +200,16 @@ restart_and_check() { # POD:POLICY...
         echo "measured: $name restarted in $((SECONDS - began)) s"
         await_well 60 "$pod"
         # On an emulated machine a replay may take too long, and what it has started is started afresh.
-        ! fell_back "$name" || continue
+        ! fell_back "$name" "$since" || continue
         for container in init $(containers_of "${pod#*:}"); do
             (($(starts "$name" "$container") == before + 1)) || fail "$name's $container started more than once"
         done
     done
 }
 
-fell_back() { journalctl -q -b -u reprise -o cat | grep -q "beginning anew.*pod=default/$1 "; } # POD
+fell_back() { # POD TIME
+    journalctl -q -b -u reprise -o cat --since "$2" | grep -q "beginning anew.*pod=default/$1 "
+}
 
 fail() {
     echo "$*"

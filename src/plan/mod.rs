@@ -227,7 +227,7 @@ impl Plan {
     pub(crate) fn shields_come_first(&self) -> bool {
         // What was started while no plugin was there has no hook either.
         let unhooked = |member: &Member| member.unhooked && member.was_running();
-        // With a grace period the shields wait for the ends: the kubelet must see what runs.
+        // With a grace period the shields wait for the ends, but for what is killed at once: the kubelet must see what runs.
         self.grace_ms == 0 && (self.again > 0 || self.members.iter().any(unhooked))
     }
 

@@ -8,7 +8,6 @@ use super::progress::{OldState, Progress};
 use super::replay::Replay;
 use super::terms::{Effect, Outcome, Phase, WAKER};
 use super::undo::Undo;
-use crate::exit_hold;
 use crate::ids::ContainerId;
 use crate::node::Instances;
 use crate::plan::{Plan, Starter, Way};
@@ -105,8 +104,7 @@ impl Machine {
         machine.wakes = machine.waker.is_some();
         machine.heard = Some(now);
         machine.waker_listed = machine.wakes.then_some(now + RELIST_INTERVAL);
-        let holds = phase.is_holding(machine.plan.way);
-        let may_wait = holds && elapsed < machine.plan.grace() + exit_hold::LIMIT;
+        let may_wait = phase.is_holding(machine.plan.way);
         machine.hooks_by = may_wait.then_some(now + HOOK_LIMIT);
         machine.announce_again();
         machine.go_on(elapsed, now);
@@ -146,7 +144,12 @@ impl Machine {
                 let anew = self.plan.again > 0 || self.plan.replayed_inits;
                 return self.begin_wait(anew, None, now);
             }
-            Phase::Clear => self.remove_olds(Self::is_cleared_away),
+            Phase::Clear => {
+                self.remove_olds(Self::is_cleared_away);
+                if self.plan.way == Way::Kept {
+                    self.remove_shields();
+                }
+            }
             Phase::Shielded => {
                 self.begin_undo();
                 self.remove_shielded();
@@ -155,6 +158,7 @@ impl Machine {
                 // A success that was learnt late may still be there.
                 if self.plan.way == Way::Kept {
                     self.remove_olds(Self::is_cleared_away);
+                    self.remove_shields();
                 }
                 self.remove_replaced();
             }

@@ -11,7 +11,7 @@ use crate::kube::{ContainerKind, RestartPolicy};
 use crate::node::{Instance, InstanceState, Instances, Maker};
 use crate::plan::Way;
 use crate::policy::Action;
-use crate::times::NUDGE_INTERVAL;
+use crate::times::{NUDGE_INTERVAL, RELIST_INTERVAL};
 
 impl Machine {
     /// Asks for placeholders where there are fewer than are wanted. The guard's come first: they are what keeps a Never pod
@@ -48,7 +48,7 @@ impl Machine {
     pub(super) fn nudged_from(&self) -> Option<Instant> {
         let is_waited_for = |it: &Progress| {
             let is_probed = |id| self.probed.as_ref().is_none_or(|told| told.contains(id));
-            let probing = |id| it.member.startup_probe && !is_probed(id);
+            let probing = |id| it.member.startup_probe && !is_probed(id) && !self.is_stale();
             it.running()
                 .is_some_and(|id| it.is(ContainerKind::Init) || probing(id))
         };
@@ -235,11 +235,9 @@ impl Machine {
 
     pub(super) fn cleared(&self) -> bool {
         let mut away = self.progress.iter().filter(|it| self.is_cleared_away(it));
-        let placeholders = match self.plan.way {
-            Way::Kept => self.progress.iter().all(|it| it.placeholders.is_empty()),
-            Way::Shielded | Way::Cleared => !self.placeholders_going || self.leftovers().is_empty(),
-        };
-        away.all(Progress::is_gone) && placeholders
+        let mut progress = self.progress.iter();
+        let stay = self.plan.way == Way::Cleared && !self.placeholders_going;
+        away.all(Progress::is_gone) && (stay || progress.all(|it| it.placeholders.is_empty()))
     }
 
     /// Start order: each init container after those before it, regular ones after all (KEP-753).
@@ -353,8 +351,10 @@ impl Machine {
 
     /// Whether that container, which the kubelet has made and not started, keeps it from beginning with the init containers: to
     /// it the pod is initialised (`HasAnyRegularContainerCreated`, `pkg/kubelet/kuberuntime/util`).
-    pub(crate) fn is_in_the_way(&self, id: &ContainerId, it: &Instance) -> bool {
-        let unstarted = it.state == InstanceState::Created && it.maker == Maker::Kubelet;
+    pub(crate) fn is_in_the_way(&self, id: &ContainerId, it: &Instance, now: Instant) -> bool {
+        // One that was just made is about to be started.
+        let lasts = it.state == InstanceState::Created && now >= it.heard_at + RELIST_INTERVAL;
+        let unstarted = lasts && it.maker == Maker::Kubelet;
         let begins = matches!(self.phase, Phase::Clear | Phase::Up);
         let regular = self
             .get(&it.name)

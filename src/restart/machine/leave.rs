@@ -59,8 +59,10 @@ impl Machine {
             } else if it.placeholders.is_empty() && it.coming == 0 {
                 it.placeholders.insert(made, None);
             } else if it.placeholders.is_empty() {
-                // Until they are there (see `placeholder_made`).
+                // Until they stand (see `remove_outnumbered`).
                 it.made = Some(made);
+                let lacks = it.lacks_placeholders();
+                self.effects.extend(it.shield(lacks));
             } else {
                 // The kubelet counts from the placeholder, and would take the number that the attempt has.
                 self.effects.push(Effect::Remove(made));

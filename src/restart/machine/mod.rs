@@ -249,6 +249,7 @@ impl Machine {
             Event::Exited(id) => {
                 self.stopped(&id);
                 self.set_old(&id, OldState::Exited);
+                self.is_shown_at_once(&id, now);
                 self.shield_in_queue();
             }
             Event::Ended(name, id, code) => {
@@ -257,7 +258,10 @@ impl Machine {
             }
             Event::Gone(id) => self.gone(&id, now),
             Event::PlaceholderMade(name, id, took) => self.placeholder_made(&name, id, took, now),
-            Event::NotMade(name) => self.comes_no_more(&name),
+            Event::NotMade(name) => {
+                self.comes_no_more(&name);
+                self.wakes &= name != WAKER.into();
+            }
             Event::Started(name, id) => {
                 self.started(&name, id, now);
                 self.look_for_intruders(now);

@@ -106,7 +106,10 @@ impl Machine {
         }
         self.stopped(id);
         self.stray_is_gone(id);
-        self.waker.take_if(|waker| waker == id);
+        if self.waker.take_if(|waker| waker == id).is_some() {
+            self.wakes = false;
+            self.waker_listed = None;
+        }
         let mut lost = None;
         for index in 0..self.progress.len() {
             let it = &mut self.progress[index];
@@ -176,10 +179,6 @@ impl Machine {
             self.waker_listed = Some(now + RELIST_INTERVAL);
         } else {
             self.add_placeholder(name, id.clone(), Some(now + recording));
-            let left = self.left;
-            let made = self.get_mut(name).and_then(|it| it.made.take_if(|_| left));
-            // The kubelet counts from the placeholder, and would take the number that the attempt has.
-            self.effects.extend(made.map(Effect::Remove));
             if !wanted {
                 // Too late to shield anything.
                 if let Some(it) = self.get_mut(name) {
@@ -284,6 +283,17 @@ impl Machine {
         let by = now + time_of_relist(took.unwrap_or_default());
         it.missed_until.get_or_insert(by);
         self.unshield(now);
+    }
+
+    /// Removes attempts that shielded until placeholders stand: the kubelet counts from these, and would take the number that the
+    /// attempt has.
+    pub(super) fn remove_outnumbered(&mut self) {
+        let up = self.phase == Phase::Up;
+        for it in self.progress.iter_mut().filter(|_| up) {
+            let stands = it.lacks_placeholders() == 0 && it.untrusted().next().is_none();
+            let made = it.made.take_if(|_| stands && !it.placeholders.is_empty());
+            self.effects.extend(made.map(Effect::Remove));
+        }
     }
 
     /// Removes what shielded containers that have started. Where the pod could be taken for failed, it stays until no relist

@@ -9,7 +9,8 @@ use crate::node::{Instance, InstanceState, Maker};
 use crate::plan::Starter;
 use crate::plan::tests::{Shape, Was, draft};
 use crate::times::{
-    BURST_LIMIT, DOWN_LIMIT, FALLBACK_TIME, RELIST_INTERVAL, REST_OF_HOLD, time_of_relist,
+    BURST_LIMIT, DOWN_LIMIT, FALLBACK_TIME, LONGEST_RECORDING, RELIST_INTERVAL, REST_OF_HOLD,
+    time_of_relist,
 };
 
 /// How long making an attempt takes.
@@ -465,6 +466,10 @@ fn an_attempt_shields_until_the_placeholder_comes_after_which_the_kubelet_takes_
     assert_eq!(world.machine.phase(), Phase::Up);
     assert!(!world.removed("a-1"));
     world.handle(placeholder);
+    assert!(!world.removed("a-1"), "one alone hides nothing");
+    world.settle();
+    world.now += LONGEST_RECORDING;
+    world.handle(Event::Tick);
     assert!(world.removed("a-1") && !world.removed("b-1"));
 }
 

@@ -23,6 +23,7 @@ impl Machine {
         let late = now >= self.deadline;
         self.trust_placeholders(now);
         self.unshield(now);
+        self.remove_outnumbered();
         self.start_at.take_if(|at| now >= *at);
         self.hooks_by.take_if(|by| now >= *by);
         self.waker_listed.take_if(|at| now >= *at);
@@ -54,7 +55,7 @@ impl Machine {
                 }
                 true
             }
-            Phase::Shielded if self.is_recorded() && self.start_at.is_none() => {
+            Phase::Shielded if (self.shields_recorded || self.begun) && self.start_at.is_none() => {
                 self.enter(Phase::Clear, now);
                 self.remove_olds(Self::is_cleared_away);
                 true
@@ -69,7 +70,7 @@ impl Machine {
                         return false;
                     }
                     self.placeholders_going = true;
-                    self.remove_placeholders();
+                    self.remove_shields();
                 } else {
                     self.enter(Phase::Up, now);
                     self.release_all();
@@ -95,12 +96,6 @@ impl Machine {
             }
             Phase::Down | Phase::Shielded | Phase::Clear | Phase::Over => false,
         }
-    }
-
-    /// Whether the kubelet has recorded the shields: it says so, or has gone on.
-    fn is_recorded(&self) -> bool {
-        let all_begun = || self.progress.iter().all(|it| self.has_begun(it));
-        self.shields_recorded || self.begun || all_begun()
     }
 
     fn is_down(&self) -> bool {

@@ -653,11 +653,12 @@ fn what_the_kubelet_could_not_start_before_its_turn_is_in_the_way() {
         InstanceState::Ended(Some(ExitCode::SUCCESS)),
     );
     let id = "a-1".into();
+    let now = Instant::now() + RELIST_INTERVAL;
     let early = resume_plan(plan.clone(), Phase::Up, &[], Duration::ZERO).0;
-    assert!(early.is_in_the_way(&id, &made));
-    assert!(!early.is_in_the_way(&id, &by_us));
+    assert!(early.is_in_the_way(&id, &made, now));
+    assert!(!early.is_in_the_way(&id, &by_us, now));
     let turn = resume_plan(plan, Phase::Up, &[through], Duration::ZERO).0;
-    assert!(!turn.is_in_the_way(&id, &made));
+    assert!(!turn.is_in_the_way(&id, &made, now));
 }
 
 #[test]

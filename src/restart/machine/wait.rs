@@ -210,7 +210,8 @@ impl Machine {
             until
         };
         let late = now >= self.deadline;
-        let stands = |it: &Progress| !self.is_exposed_in_wait(it);
+        // What runs hides nothing.
+        let stands = |it: &Progress| it.old == OldState::Running || !self.is_exposed_in_wait(it);
         let all_stand = self.progress.iter().all(stands);
         let guard_stands = self.guard().is_none_or(stands);
         if all_stand && (stops || over || late) {
@@ -313,8 +314,11 @@ impl Machine {
         if self.plan.is_by_policy() || !ended {
             return 0;
         }
-        // An attempt that runs is another's: this one has ended.
-        let runs = |it: &Progress| it.is(ContainerKind::Regular) && it.old == OldState::Running;
+        // An attempt that runs is another's: this one has ended, or is about to.
+        let runs = |it: &Progress| {
+            let lasts = it.old == OldState::Running && !it.member.at_once;
+            it.is(ContainerKind::Regular) && lasts
+        };
         let alone = !self.progress.iter().any(runs);
         // Where kinds are guessed, it may be an init container.
         let regular = self.plan.ordered && it.is(ContainerKind::Regular);
@@ -334,6 +338,14 @@ impl Machine {
             self.is_guard(it)
         } else {
             is_last(it)
+        }
+    }
+
+    /// Behind its shield, where nothing holds it: the kubelet has seen that it waits.
+    pub(super) fn is_shown_at_once(&mut self, id: &ContainerId, now: Instant) {
+        let waits = self.waits();
+        if let Some(it) = self.of_old_mut(id).filter(|it| waits && it.member.at_once) {
+            it.shown.get_or_insert(now);
         }
     }
 

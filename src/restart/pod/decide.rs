@@ -180,7 +180,8 @@ impl Pod {
             let then = before.member(&member.name);
             member.is_to_run = then.is_some_and(|it| it.is_to_run);
             let old = member.old_id();
-            member.at_once = member.unhooked && old.is_some_and(|id| !before.knew(id));
+            let was = then.is_some_and(|it| it.at_once);
+            member.at_once = member.unhooked && (was || old.is_some_and(|id| !before.knew(id)));
         }
         let plan = Plan {
             id: before.id,
@@ -283,9 +284,7 @@ impl Pod {
             // Otherwise an init container that asks for another restart would have failed in this one.
             && !self.will_ask(id)
         {
-            // The news may be late.
-            let followed = self.instances.is_followed(instance) && !self.is_replaced(id);
-            let event = if followed {
+            let event = if self.is_followed(id) {
                 Event::Exited(id.clone())
             } else {
                 Event::Ended(instance.name.clone(), id.clone(), code)
@@ -293,6 +292,13 @@ impl Pod {
             self.feed(event, now);
         }
         news
+    }
+
+    /// Whether the news of its end are late: another attempt has followed it.
+    pub(super) fn is_followed(&self, id: &ContainerId) -> bool {
+        let instance = self.instances.get(id);
+        let followed = instance.is_some_and(|it| self.instances.is_followed(it));
+        followed && !self.is_replaced(id)
     }
 
     /// The pod ends: nothing is held any more.
@@ -309,7 +315,7 @@ impl Pod {
         let record = Arc::new(machine.record());
         let over = record.phase == Phase::Over;
         if matches!(record.phase, Phase::Clear | Phase::Up) {
-            self.sweep_unknown();
+            self.sweep_unknown(now.at);
         }
         for effect in effects {
             tracing::debug!(pod = %self.identity.key, ?effect);

@@ -46,12 +46,14 @@ impl Pod {
                     InstanceState::Created => self.watch(id),
                     InstanceState::Running => self.feed(Event::Started(name, id), now),
                     InstanceState::Ended(code) => {
-                        self.feed(Event::Ended(name, id.clone(), code), now);
+                        if !self.is_followed(&id) {
+                            self.feed(Event::Ended(name, id.clone(), code), now);
+                        }
                         self.feed(Event::Exited(id), now);
                     }
                 }
             }
-            self.sweep_unknown();
+            self.sweep_unknown(now.at);
         } else if sweep {
             self.sweep_leftovers();
         }
@@ -127,11 +129,11 @@ impl Pod {
 
     /// A call that failed, because the runtime ended for one, may have made something nevertheless, of ours or of the kubelet's.
     /// It has the name of what the kubelet is to make, hides that it is gone, or is in the way.
-    pub(super) fn sweep_unknown(&mut self) {
+    pub(super) fn sweep_unknown(&mut self, now: Instant) {
         let Some(machine) = &self.machine else { return };
         let unknown = self.instances.iter().filter(|(id, it)| {
             let unknown = it.is_unstarted_of_ours() && !machine.expects(id, it);
-            unknown || machine.is_in_the_way(id, it)
+            unknown || machine.is_in_the_way(id, it, now)
         });
         let unknown: Vec<ContainerId> = unknown.map(|(id, _)| id.clone()).collect();
         self.give_up(unknown);

@@ -102,7 +102,7 @@ impl Pod {
 
     /// Behind a placeholder the kubelet does not see that a container runs, and starts another one beside it as
     /// soon as no gate keeps it from doing so: if this process dies, for one. That is risked for the moment that a kill
-    /// takes, but not before it is under way, not for a grace period, and not if the gate is away.
+    /// takes, but not for a grace period, and not if the gate is away.
     fn may_be_shielded(&self, id: &ContainerId) -> bool {
         let machine = self.machine.as_ref();
         let at_once = machine.is_some_and(|it| it.kills_at_once() || it.kills_now(id));

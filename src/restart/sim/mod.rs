@@ -171,6 +171,11 @@ impl Job {
         );
         looks || matches!(self, Self::Recorded(..) | Self::Wake(None))
     }
+
+    /// What is not possible yet is tried again.
+    fn is_retry(&self) -> bool {
+        matches!(self, Self::Retry(..) | Self::Connect(_) | Self::Call(..))
+    }
 }
 
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
@@ -305,7 +310,7 @@ impl World {
                         {
                             self.log.push(format!("{} {job:?}", self.now));
                         }
-                        if !job.is_routine() && !job.is_look() {
+                        if !(job.is_routine() || job.is_look() || job.is_retry()) {
                             self.stirred = self.now;
                         }
                         self.happens(job);

@@ -175,7 +175,11 @@ impl World {
             self.condition = false;
         }
         for id in self.runtime.hooks.clone() {
-            self.decide_hold(&id);
+            let down = |it: &Machine| it.phase() == Phase::Down;
+            if !self.decide_hold(&id) && self.machine().is_some_and(down) {
+                // Its time is all but over.
+                self.excuse_exposed();
+            }
         }
         if !connected {
             self.after(10, Job::Connect(self.epoch));
@@ -387,6 +391,7 @@ impl World {
             up_ms: self.now,
             unix_ms: self.now,
         };
+        let held_before = self.held_hooks();
         let pod = &mut self.plugin.as_mut()?.pod;
         let holds = |pod: &Pod| pod.machine().map(Machine::is_holding);
         let held = holds(pod);
@@ -394,7 +399,7 @@ impl World {
         let commands = pod.commands();
         let releases = held != Some(false) && holds(pod) == Some(false);
         self.note_plan();
-        if self.is_shown() {
+        if self.is_shown(&held_before) {
             let stops = self.machine().is_some_and(|it| it.plan().grace_ms > 0);
             self.reach(if stops {
                 "it is shown while others stop"
@@ -424,10 +429,15 @@ impl World {
     }
 
     /// Whether an exit has been released of a pod that waits for its turn, or whose containers stop, or has done so just now.
-    fn is_shown(&self) -> bool {
+    fn is_shown(&self, held_before: &[ContainerId]) -> bool {
         let waits = |it: &Machine| it.phase() == Phase::Down;
-        let mut hooks = self.runtime.hooks.iter();
+        let mut hooks = held_before.iter();
         self.machine().is_some_and(waits) && hooks.any(|id| !self.is_held(id))
+    }
+
+    fn held_hooks(&self) -> Vec<ContainerId> {
+        let hooks = self.runtime.hooks.iter();
+        hooks.filter(|id| self.is_held(id)).cloned().collect()
     }
 
     fn settle(&mut self, command: Command) {
