@@ -158,6 +158,9 @@ impl Machine {
                 // A success that was learnt late may still be there.
                 if self.plan.way == Way::Kept {
                     self.remove_olds(Self::is_cleared_away);
+                }
+                // Their removal may have died with who asked for it.
+                if self.plan.way != Way::Shielded {
                     self.remove_shields();
                 }
                 self.remove_replaced();

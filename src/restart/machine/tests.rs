@@ -596,6 +596,19 @@ fn of_what_has_ended_since_a_restart_was_decided_the_newest_counts() {
     }
 }
 
+#[test]
+fn what_shields_nothing_any_more_goes_when_a_successor_finds_it() {
+    let shape = &[("i", Init, DONE), ("a", Regular, RUNS)];
+    let shield = found("p", "a", true, true, InstanceState::Created);
+    let (_, effects) = resume(shape, Phase::Up, std::slice::from_ref(&shield), 3);
+    assert!(effects.contains(&Effect::Remove("p".into())), "{effects:?}");
+    let (_, effects) = resume(&shape[1..], Phase::Up, &[shield], 3);
+    assert!(
+        !effects.contains(&Effect::Remove("p".into())),
+        "{effects:?}"
+    );
+}
+
 /// While its exit is held, the runtime takes it for running.
 #[test]
 fn a_trigger_of_a_generation_before_is_not_waited_for() {
