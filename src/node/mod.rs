@@ -128,9 +128,9 @@ impl Instance {
         }
     }
 
-    /// Whether it is an attempt before that one, of the same container.
-    pub(crate) fn is_before(&self, other: &Self) -> bool {
-        (self.attempt, self.created_at) < (other.attempt, other.created_at)
+    /// The attempts of a container in the order in which they were made, whatever the clock on the wall was set to meanwhile.
+    pub(crate) fn order(&self) -> (Attempt, i64) {
+        (self.attempt, self.created_at)
     }
 
     /// Whether a restart made it that did not start it. Without that restart nobody will.
@@ -251,7 +251,7 @@ impl Instances {
         self.by_id
             .iter()
             .filter(|(_, instance)| instance.name == *name && !instance.is_placeholder())
-            .max_by_key(|(_, instance)| (instance.attempt, instance.created_at))
+            .max_by_key(|(_, instance)| instance.order())
     }
 
     /// The attempts of that name before the newest, placeholders aside.
@@ -272,7 +272,9 @@ impl Instances {
     /// Whether an attempt of the same container after that one has started.
     pub(crate) fn is_followed(&self, it: &Instance) -> bool {
         let newest = self.newest(&it.name).map(|(_, newest)| newest);
-        newest.is_some_and(|newest| newest.state != InstanceState::Created && it.is_before(newest))
+        newest.is_some_and(|newest| {
+            newest.state != InstanceState::Created && it.order() < newest.order()
+        })
     }
 
     /// The attempt of that name whose process runs.
@@ -286,7 +288,7 @@ impl Instances {
     #[must_use]
     pub fn twins(&self) -> Vec<ContainerId> {
         let mut running: Vec<_> = self.all_running().collect();
-        running.sort_by_key(|(_, it)| (&it.name, it.attempt, it.created_at));
+        running.sort_by_key(|(_, it)| (&it.name, it.order()));
         let pairs = running.windows(2);
         let pairs = pairs.filter(|pair| pair[0].1.name == pair[1].1.name);
         pairs.map(|pair| pair[0].0.clone()).collect()

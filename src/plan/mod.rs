@@ -232,9 +232,9 @@ impl Plan {
     }
 
     /// The kubelet must be about to create the guard when it sees it waiting: a regular container, else the
-    /// init container that stopped, or what the kubelet went on to from there, else the sidecar that is all there is. An init container stops while regular ones
-    /// run, to the kubelet, if that was in a replay. In a later generation, one that was started instead of the trigger and
-    /// has ended is being removed: one which runs is the better guard.
+    /// init container that stopped, or what the kubelet went on to from there, else the sidecar that is all there is. An init
+    /// container stops while regular ones run, to the kubelet, if that was in a replay. In a later generation, one that was
+    /// started instead of the trigger and has ended is being removed: one which runs is the better guard.
     fn choose_guard(&self) -> ContainerName {
         let trigger = self
             .member(&self.trigger.name)

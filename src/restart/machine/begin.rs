@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use super::Machine;
 use super::progress::{OldState, Progress};
 use super::replay::Replay;
-use super::terms::{Effect, Outcome, Phase, WAKER};
+use super::terms::{Effect, Outcome, Phase};
 use super::undo::Undo;
+use super::waker::Waker;
 use crate::ids::ContainerId;
 use crate::node::Instances;
 use crate::plan::{Plan, Starter, Way};
@@ -98,12 +99,8 @@ impl Machine {
         if phase == Phase::Down {
             machine.ending = machine.twins(found);
         }
-        let mut found = found.iter();
-        let waker = found.find(|(_, it)| it.is_placeholder() && it.name == WAKER.into());
-        machine.waker = waker.map(|(id, _)| id.clone());
-        machine.wakes = machine.waker.is_some();
+        machine.waker = Waker::from_found(found, now);
         machine.heard = Some(now);
-        machine.waker_listed = machine.wakes.then_some(now + RELIST_INTERVAL);
         let may_wait = phase.is_holding(machine.plan.way);
         machine.hooks_by = may_wait.then_some(now + HOOK_LIMIT);
         machine.announce_again();
@@ -190,11 +187,9 @@ impl Machine {
             replay: Replay::default(),
             undo: Undo::default(),
             start_at: None,
-            waker: None,
-            wakes: false,
+            waker: Waker::None,
             heard: None,
             hooks_by: None,
-            waker_listed: None,
             left: false,
             probed: None,
             failing: false,

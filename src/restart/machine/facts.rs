@@ -11,7 +11,7 @@ use crate::kube::{ContainerKind, RestartPolicy};
 use crate::node::{Instance, InstanceState, Instances, Maker};
 use crate::plan::Way;
 use crate::policy::Action;
-use crate::times::{NUDGE_INTERVAL, RELIST_INTERVAL};
+use crate::times::RELIST_INTERVAL;
 
 impl Machine {
     /// Asks for placeholders where there are fewer than are wanted. The guard's come first: they are what keeps a Never pod
@@ -33,62 +33,6 @@ impl Machine {
             let is_meant = it.is_undone(of) == undone;
             if is_meant { of.lacks_placeholders() } else { 0 }
         });
-    }
-
-    /// Asks for what wakes the kubelet where it is to start something when the back-off is over, and nothing else does: with
-    /// `Cleared`, the removals do.
-    pub(super) fn want_waker(&mut self) {
-        if self.start_at.is_some() && self.plan.way != Way::Cleared && !self.replays() {
-            self.ask_for_waker();
-        }
-    }
-
-    /// When a kubelet that has been silent is woken: what it has seen long ago, or nobody has shown it, does not. While an init
-    /// container or a startup probe runs, it waits for that.
-    pub(super) fn nudged_from(&self) -> Option<Instant> {
-        let is_waited_for = |it: &Progress| {
-            let is_probed = |id| self.probed.as_ref().is_none_or(|told| told.contains(id));
-            let probing = |id| it.member.startup_probe && !is_probed(id) && !self.is_stale();
-            it.running()
-                .is_some_and(|id| it.is(ContainerKind::Init) || probing(id))
-        };
-        let begins = matches!(self.phase, Phase::Shielded | Phase::Up) && !self.failing;
-        let busy = self.start_at.is_some() || self.wakes;
-        let waits = begins && !busy && self.progress.iter().any(|it| !self.settled(it));
-        let silent = waits && !self.progress.iter().any(is_waited_for);
-        self.heard.filter(|_| silent).map(|at| at + NUDGE_INTERVAL)
-    }
-
-    pub(super) fn ask_for_waker(&mut self) {
-        let there = |it: &&Progress| !it.old_is_gone();
-        let guard = self.guard().filter(there);
-        let old = guard.or_else(|| self.progress.iter().find(there));
-        let old = old.and_then(|it| it.member.old_id());
-        let mut progress = self.progress.iter();
-        let like = old.or_else(|| progress.find_map(Progress::running));
-        if let Some(like) = like.filter(|_| !self.wakes) {
-            let waker = Effect::MakePlaceholder(WAKER.into(), like.clone());
-            self.effects.push(waker);
-            self.wakes = true;
-        }
-    }
-
-    /// When the waker can go.
-    pub(super) fn wakes_from(&self) -> Option<Instant> {
-        self.waker_listed.filter(|_| self.start_at.is_none())
-    }
-
-    /// What has been seen wakes the kubelet when it vanishes.
-    pub(super) fn wake(&mut self) {
-        let sees = matches!(self.phase, Phase::Shielded | Phase::Up);
-        if self.start_at.is_none()
-            && self.waker_listed.is_none()
-            && sees
-            && let Some(waker) = self.waker.take()
-        {
-            self.effects.push(Effect::Remove(waker));
-            self.wakes = false;
-        }
     }
 
     /// Stops what runs, once. What is killed at once is shielded before.
@@ -165,7 +109,7 @@ impl Machine {
     /// Whether a placeholder of that name is good for anything.
     pub(crate) fn wants_shield(&self, name: &ContainerName) -> bool {
         if *name == WAKER.into() {
-            self.wakes && !self.failing
+            self.waker.is_wanted() && !self.failing
         } else {
             self.get(name).is_some_and(|it| self.is_shielding(it))
         }
@@ -323,10 +267,15 @@ impl Machine {
 
     /// Whether the restart is not over yet to the earlier draft of KEP-5532 ("Startup Phase"), because of a startup probe.
     fn is_probing(&self) -> bool {
-        let told = self.probed.as_ref();
-        let told = told.filter(|_| self.plan.action == Action::RestartPod && !self.is_stale());
-        let mut probed = self.progress.iter().filter(|it| it.member.startup_probe);
-        told.is_some_and(|told| probed.any(|it| it.running().is_some_and(|id| !told.contains(id))))
+        self.plan.action == Action::RestartPod && self.progress.iter().any(|it| self.probes(it))
+    }
+
+    /// Whether the new one's startup probe has yet to succeed, as far as the kubelet tells.
+    pub(super) fn probes(&self, it: &Progress) -> bool {
+        let told = self.probed.as_ref().filter(|_| !self.is_stale());
+        let running = it.running().filter(|_| it.member.startup_probe);
+        told.zip(running)
+            .is_some_and(|(told, id)| !told.contains(id))
     }
 
     /// Whether the kubelet tells nothing new of the pod: one runs again that had ended for good

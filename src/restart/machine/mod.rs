@@ -24,6 +24,7 @@ mod steps;
 mod terms;
 mod undo;
 mod wait;
+mod waker;
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -38,6 +39,7 @@ use replay::Replay;
 pub use terms::*;
 use undo::Undo;
 use wait::Wait;
+use waker::Waker;
 
 /// One restart of one pod.
 #[derive(Debug)]
@@ -75,13 +77,9 @@ pub(crate) struct Machine {
     undo: Undo,
     /// When containers may start, until then.
     start_at: Option<Instant>,
-    waker: Option<ContainerId>,
-    /// It is wanted, and has not been removed.
-    wakes: bool,
+    waker: Waker,
     /// When the kubelet showed last that it is at work on the pod.
     heard: Option<Instant>,
-    /// Before that, the kubelet may not have listed it, and would not notice that it vanishes.
-    waker_listed: Option<Instant>,
     /// The kubelet goes on by itself (see `leave_rest`).
     left: bool,
     /// What has started to the kubelet, its startup probe if it has one, as it was told last; `None`: nobody tells.
@@ -192,7 +190,7 @@ impl Machine {
 
     /// Placeholders that still stand.
     pub(crate) fn leftovers(&self) -> Vec<(ContainerName, ContainerId)> {
-        let waker = self.waker.iter().map(|id| (WAKER.into(), id.clone()));
+        let waker = self.waker.id().map(|id| (WAKER.into(), id.clone()));
         let progress = self.progress.iter();
         let placeholders = progress.flat_map(|it| {
             let ids = it.placeholders.keys();
@@ -207,11 +205,11 @@ impl Machine {
         let coming = match self.get(&it.name) {
             Some(of) if it.is_placeholder() => of.coming > 0,
             Some(_) => self.phase == Phase::Replay,
-            None => self.wakes,
+            None => self.waker.is_wanted(),
         };
         let mut progress = self.progress.iter();
         let known = |of: &Progress| of.unstarted().any(|known| known == id);
-        coming || self.waker.as_ref() == Some(id) || progress.any(known)
+        coming || self.waker.id() == Some(id) || progress.any(known)
     }
 
     /// Containers that are neither running again nor completed, for a log line.
@@ -249,7 +247,7 @@ impl Machine {
             Event::Exited(id) => {
                 self.stopped(&id);
                 self.set_old(&id, OldState::Exited);
-                self.is_shown_at_once(&id, now);
+                self.note_shown(&id, now);
                 self.shield_in_queue();
             }
             Event::Ended(name, id, code) => {
@@ -260,7 +258,9 @@ impl Machine {
             Event::PlaceholderMade(name, id, took) => self.placeholder_made(&name, id, took, now),
             Event::NotMade(name) => {
                 self.comes_no_more(&name);
-                self.wakes &= name != WAKER.into();
+                if name == WAKER.into() && matches!(self.waker, Waker::Asked) {
+                    self.waker = Waker::None;
+                }
             }
             Event::Started(name, id) => {
                 self.started(&name, id, now);

@@ -6,10 +6,9 @@ use std::time::{Duration, Instant};
 use super::Machine;
 use super::progress::{NewState, OldState, Progress};
 use super::terms::{Effect, Phase, WAKER};
+use super::waker::Waker;
 use crate::ids::{ContainerId, ContainerName, ExitCode};
-use crate::times::{
-    LONGEST_RECORDING, RELIST_INTERVAL, SHIELD_TIME, TRUST_TIME, time_of_recording, time_of_relist,
-};
+use crate::times::{LONGEST_RECORDING, SHIELD_TIME, TRUST_TIME, time_of_recording, time_of_relist};
 
 impl Machine {
     pub(super) fn get(&self, name: &ContainerName) -> Option<&Progress> {
@@ -106,9 +105,8 @@ impl Machine {
         }
         self.stopped(id);
         self.stray_is_gone(id);
-        if self.waker.take_if(|waker| waker == id).is_some() {
-            self.wakes = false;
-            self.waker_listed = None;
+        if self.waker.id() == Some(id) {
+            self.waker = Waker::None;
         }
         let mut lost = None;
         for index in 0..self.progress.len() {
@@ -175,8 +173,7 @@ impl Machine {
         let wanted = self.wants_shield(name);
         self.comes_no_more(name);
         if *name == WAKER.into() && wanted {
-            self.waker = Some(id);
-            self.waker_listed = Some(now + RELIST_INTERVAL);
+            self.waker = Waker::standing(id, now);
         } else {
             self.add_placeholder(name, id.clone(), Some(now + recording));
             if !wanted {

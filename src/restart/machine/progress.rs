@@ -264,7 +264,7 @@ impl Progress {
             let new = !member.knew(id);
             let newest = |other: Option<&ContainerId>| {
                 let other = other.and_then(|other| found.get(other));
-                other.is_none_or(|other| other.is_before(seen))
+                other.is_none_or(|other| other.order() < seen.order())
             };
             match seen.state {
                 _ if seen.is_placeholder() => {

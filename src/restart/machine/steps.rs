@@ -26,14 +26,9 @@ impl Machine {
         self.remove_outnumbered();
         self.start_at.take_if(|at| now >= *at);
         self.hooks_by.take_if(|by| now >= *by);
-        self.waker_listed.take_if(|at| now >= *at);
         self.unseen_until.take_if(|until| late || now >= *until);
         self.exits_told_until.take_if(|until| now >= *until);
-        self.wake();
-        if self.nudged_from().is_some_and(|from| now >= from) {
-            self.heard = Some(now);
-            self.ask_for_waker();
-        }
+        self.wake(now);
         if !self.waits() && (self.step_undo(now) || self.show_anew(now)) {
             return true;
         }

@@ -1067,7 +1067,12 @@ fn a_back_off_shuts_the_gate_until_it_is_over_and_then_wakes_the_kubelet() {
         assert!(world.released.contains(&"a-0".into()), "nothing is held");
         let first = shape[0].0;
         assert_eq!(world.admit_create(first), Verdict::BackOff);
-        let waker = world.machine.waker.clone().expect("nothing else wakes it");
+        let waker = world
+            .machine
+            .waker
+            .id()
+            .cloned()
+            .expect("nothing else wakes it");
         assert_eq!(world.machine.deadline(), Some(over));
         world.now = over;
         world.handle(Event::Tick);

@@ -309,9 +309,9 @@ impl Machine {
     fn lacks_in_wait(&self, it: &Progress) -> usize {
         let is_trigger = it.member.name == self.plan.trigger.name;
         let ended = it.old_has_ended() && (is_trigger || it.member.was_running());
-        let ended = ended || (it.member.at_once && it.old == OldState::Running);
+        let is_about_to = it.member.at_once && it.old == OldState::Running;
         // What had ended before is seen as it is, and what the kubelet starts again may be seen.
-        if self.plan.is_by_policy() || !ended {
+        if self.plan.is_by_policy() || !(ended || is_about_to) {
             return 0;
         }
         // An attempt that runs is another's: this one has ended, or is about to.
@@ -341,8 +341,8 @@ impl Machine {
         }
     }
 
-    /// Behind its shield, where nothing holds it: the kubelet has seen that it waits.
-    pub(super) fn is_shown_at_once(&mut self, id: &ContainerId, now: Instant) {
+    /// What is killed at once has ended behind its shield, and nothing holds it: the kubelet sees that it waits.
+    pub(super) fn note_shown(&mut self, id: &ContainerId, now: Instant) {
         let waits = self.waits();
         if let Some(it) = self.of_old_mut(id).filter(|it| waits && it.member.at_once) {
             it.shown.get_or_insert(now);

@@ -25,12 +25,11 @@ impl Pod {
         }
         let mut news = Vec::new();
         for (id, instance) in found {
-            let (name, state) = (instance.name.clone(), instance.state);
-            let age = (instance.attempt, instance.created_at);
+            let (name, order, state) = (instance.name.clone(), instance.order(), instance.state);
             let placeholder = instance.is_placeholder();
             // A list may be older than what was heard meanwhile.
             if self.instances.insert(id.clone(), instance) && !placeholder {
-                news.push((id, name, age, state));
+                news.push((id, name, order, state));
             }
         }
         if let Some(record) = begun {
@@ -40,7 +39,7 @@ impl Pod {
             // As the kubelet starts them: what it has begun in order is to look so.
             let members = &machine.plan().members;
             let place = |name: &ContainerName| members.iter().position(|it| it.name == *name);
-            news.sort_by_key(|(_, name, age, _)| (place(name), *age));
+            news.sort_by_key(|(_, name, order, _)| (place(name), *order));
             for (id, name, _, state) in news {
                 match state {
                     InstanceState::Created => self.watch(id),

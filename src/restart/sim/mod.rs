@@ -305,12 +305,11 @@ impl World {
                         .epoch()
                         .is_none_or(|it| it == self.epoch && self.plugin.is_some())
                     {
-                        if !job.is_routine()
-                            && !matches!(job, Job::Connect(_) | Job::Call(..) | Job::Retry(..))
-                        {
+                        let is_news = !(job.is_routine() || job.is_retry());
+                        if is_news {
                             self.log.push(format!("{} {job:?}", self.now));
                         }
-                        if !(job.is_routine() || job.is_look() || job.is_retry()) {
+                        if is_news && !job.is_look() {
                             self.stirred = self.now;
                         }
                         self.happens(job);

@@ -558,9 +558,8 @@ impl World {
                 self.after(patience, Job::Announced(self.epoch));
             }
             Effect::Kill(id) => {
-                let plan = self.decisions.last();
-                let at_once = plan.is_some_and(|plan| plan.grace_of(&id).is_zero());
-                self.kill(id, if at_once { 0 } else { self.case.grace });
+                let grace = self.grace_of(&id);
+                self.kill(id, grace);
             }
             Effect::MakePlaceholder(name, like) => {
                 let making = self.upto(100);
@@ -608,6 +607,13 @@ impl World {
             return true;
         };
         self.now >= plan.decided_up_ms + plan.grace_ms || self.wants(Task::Signal(id))
+    }
+
+    /// How long that container may take to stop.
+    pub(super) fn grace_of(&self, id: &ContainerId) -> Ms {
+        let plan = self.decisions.last();
+        let at_once = plan.is_some_and(|plan| plan.grace_of(id).is_zero());
+        if at_once { 0 } else { self.case.grace }
     }
 
     fn kill(&mut self, id: ContainerId, grace: Ms) {

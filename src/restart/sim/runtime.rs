@@ -182,9 +182,7 @@ impl World {
             self.after(late, Job::HookStarts(id.clone()));
         } else {
             // With a grace period, shields wait for the ends, but for what is killed at once.
-            let plan = self.decisions.last();
-            let at_once = plan.is_some_and(|plan| plan.grace_of(id).is_zero());
-            let seen = code != KILLED || (self.case.grace > 0 && !at_once);
+            let seen = code != KILLED || self.grace_of(id) > 0;
             let done = self.case.kind_of(&name) == ContainerKind::Init && code == ExitCode::SUCCESS;
             self.excuse(seen && !done, "an exit that cannot be held");
             self.after(0, Job::Appear(id.clone()));

@@ -13,7 +13,7 @@ pub(super) const TRIGGER: &str = "trainer";
 /// Longer than any exit is held.
 const LEISURELY: &str = "sleep 10; exit 143";
 
-/// From one look of the kubelet to the next.
+/// From one relist of the kubelet to the next.
 const RELIST: Duration = Duration::from_secs(1);
 
 pub(crate) struct Bout {

@@ -57,11 +57,10 @@ impl Strikes {
             let struck = Instant::now();
             self.begin(strike.what).await?;
             if strike.what.silences_plugin() {
-                let silence = match strike.what {
-                    Fault::PluginFrozen => SILENCE + UNANSWERED,
-                    _ => SILENCE,
-                };
-                if silence < strike.away {
+                let frozen = strike.what == Fault::PluginFrozen;
+                let silence = SILENCE + if frozen { UNANSWERED } else { Duration::ZERO };
+                // Of one that is frozen for less, hooks may yet have an answer.
+                if !frozen || silence < strike.away {
                     sleep(silence).await;
                     join_all(cases.iter().map(|it| it.witness.look_for_hooks())).await;
                 }
