@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use super::case::Version;
 use super::runtime::{Is, KILLED};
-use super::{Case, Job, Ms, World};
+use super::{Case, Job, Ms, RESYNC, World};
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::node::{InstanceState, Maker};
@@ -484,7 +484,7 @@ impl World {
         kubelet.synced_at = self.now;
         kubelet.syncs += 1;
         let sync = kubelet.syncs;
-        let again = if ok { 60_000 } else { 10_000 };
+        let again = if ok { RESYNC } else { 10_000 };
         let jitter = self.upto(again / 2);
         self.after(again + jitter, Job::Wake(Some(sync)));
     }

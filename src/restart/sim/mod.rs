@@ -80,6 +80,8 @@ const BEGIN: Ms = 100_000;
 const PATIENCE: Ms = 30 * 60_000;
 /// How long nothing may happen to a pod that is not as it should be: less than until the kubelet looks at it by itself.
 const STANDSTILL: Ms = 45_000;
+/// Until the kubelet looks at a pod by itself, at least; at most half as long again.
+const RESYNC: Ms = 60_000;
 
 #[derive(Debug)]
 enum Call {

@@ -6,7 +6,7 @@ use super::case::{INIT_FAILURE, Kind, LONGEST_FAULT};
 use super::kubelet::Phase as PodPhase;
 use super::plugin::Plugin;
 use super::runtime::Is;
-use super::{BEGIN, Ms, STANDSTILL, World};
+use super::{BEGIN, Ms, RESYNC, STANDSTILL, World};
 use crate::ids::{ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::plan::{Member, Old, Plan, Starter, Way};
@@ -187,8 +187,11 @@ impl World {
         let is_done = self.over.is_some() || (self.is_idle() && self.all_run());
         let back_off = self.decisions.last();
         let due = back_off.map_or(0, |plan| plan.decided_at_ms + plan.back_off_ms);
+        // Where nothing of a pod is left, a waker has nothing to be like: the kubelet looks by itself.
+        let has_nothing = self.runtime.containers.is_empty();
+        let bound = STANDSTILL + if has_nothing { RESYNC } else { 0 };
         // Without a spec it is not known that the kubelet has gone on.
-        self.case.spec_known && !is_done && self.now > self.stirred.max(due) + STANDSTILL
+        self.case.spec_known && !is_done && self.now > self.stirred.max(due) + bound
     }
 
     fn is_idle(&self) -> bool {
