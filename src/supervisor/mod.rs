@@ -251,7 +251,7 @@ async fn work(
 /// stopped while it takes in plugins, for one.
 async fn until_look(registry: &Registry, missed: &Notify) {
     while timeout(LOOK_INTERVAL, missed.notified()).await.is_err() {
-        if registry.restarts() {
+        if registry.may_have_missed() {
             return;
         }
     }

@@ -182,6 +182,11 @@ impl Registry {
         self.drivers().iter().any(|driver| driver.is_busy())
     }
 
+    /// Whether the lists are worth a look in between. What was started while the gate is away is put in order when it is back.
+    pub fn may_have_missed(&self) -> bool {
+        self.tools.shared.gate.is_there() && self.restarts()
+    }
+
     /// Waits until no pod restarts, but not for long: others may begin, and some wait for minutes.
     pub async fn until_restarts_are_over(&self) {
         let over = async {

@@ -62,10 +62,13 @@ impl Machine {
             // none is, the kubelet may have yet to record that the container waits.
             let it = self.get(&name);
             let old = it.and_then(|it| it.member.old_id());
-            if it.is_some() && old.is_none_or(|old| before.plan.knew(old)) {
+            let goes = before.progress.iter().any(|it| it.going.contains(&id));
+            let shields = it.is_some() && old.is_none_or(|old| before.plan.knew(old));
+            if shields {
                 let until = before.untrusted_until(&id);
-                self.add_placeholder(&name, id, until);
-            } else {
+                self.add_placeholder(&name, id.clone(), until);
+            }
+            if goes || !shields {
                 self.effects.push(Effect::Remove(id));
             }
         }

@@ -166,7 +166,8 @@ impl Machine {
     /// Whether it was removed in the generation before this one, with what shielded it.
     pub(super) fn guard_is_gone(&self) -> bool {
         let guard = self.guard();
-        guard.is_none_or(|guard| guard.old_is_gone() && guard.placeholders.is_empty())
+        let shielded = |guard: &Progress| guard.placeholders.len() > guard.going.len();
+        guard.is_none_or(|guard| guard.old_is_gone() && !shielded(guard))
     }
 
     pub(super) fn is_cleared_away(&self, it: &Progress) -> bool {

@@ -285,6 +285,7 @@ impl Machine {
     }
 
     fn take_effects(&mut self) -> Vec<Effect> {
+        self.note_removals();
         std::mem::take(&mut self.effects)
     }
 

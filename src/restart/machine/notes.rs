@@ -178,9 +178,6 @@ impl Machine {
             self.add_placeholder(name, id.clone(), Some(now + recording));
             if !wanted {
                 // Too late to shield anything.
-                if let Some(it) = self.get_mut(name) {
-                    it.going.insert(id.clone());
-                }
                 self.effects.push(Effect::Remove(id));
             }
         }
@@ -252,6 +249,17 @@ impl Machine {
     ) {
         if let Some(it) = self.get_mut(name) {
             it.placeholders.insert(id, untrusted_until);
+        }
+    }
+
+    /// A placeholder that is to go shields nothing any more, whatever is wanted before it is gone.
+    pub(super) fn note_removals(&mut self) {
+        for effect in &self.effects {
+            let Effect::Remove(id) = effect else { continue };
+            let mut shielded = self.progress.iter_mut();
+            if let Some(it) = shielded.find(|it| it.placeholders.contains_key(id)) {
+                it.going.insert(id.clone());
+            }
         }
     }
 

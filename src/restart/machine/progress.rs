@@ -60,7 +60,7 @@ pub(super) struct Progress {
     pub(super) coming: usize,
     /// Each with the moment until which a relist of the kubelet may be under way that has not listed it; `None`: no longer.
     pub(super) placeholders: BTreeMap<ContainerId, Option<Instant>>,
-    /// Those of them that are being removed because they came too late: they may be wanted again before they are gone.
+    /// Those of them that are being removed.
     pub(super) going: BTreeSet<ContainerId>,
     /// An attempt that a replay has made and not started. Until then it is as good as a placeholder.
     pub(super) made: Option<ContainerId>,

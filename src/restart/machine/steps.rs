@@ -21,6 +21,7 @@ impl Machine {
 
     fn step(&mut self, now: Instant) -> bool {
         let late = now >= self.deadline;
+        self.note_removals();
         self.trust_placeholders(now);
         self.unshield(now);
         self.remove_outnumbered();
