@@ -15,10 +15,10 @@ readonly NODE_IMAGE=${KIND_NODE_IMAGE:-}
 
 usage() {
     cat <<END
-usage: kind.sh up [IMAGE] [HELM-ARG...]   make a cluster if there is none, load the image (default: reprise:VERSION),
-                                          and install the chart with that image
-       kind.sh demo                       a pod that restarts in place
-       kind.sh down                       uninstall the chart, which leaves the node as it was, and delete the cluster
+usage: kind.sh up [ARCHIVE] [HELM-ARG...]   make a cluster if there is none, load the image (default: hack/image.sh makes it),
+                                            and install the chart with that image
+       kind.sh demo                         a pod that restarts in place
+       kind.sh down                         uninstall the chart, which leaves the node as it was, and delete the cluster
 KIND_CLUSTER_NAME (reprise) and KIND_NODE_IMAGE (kind's own default) say which cluster.
 END
 }
@@ -32,19 +32,22 @@ need() { # PROGRAM...
 
 kubectl_() { kubectl --context "kind-$NAME" "$@"; }
 
-up() { # IMAGE HELM-ARG...
-    local image=$1
-    shift
-    docker image inspect "$image" >/dev/null 2>&1 || die "there is no image $image: build it first, FROM scratch with the \
-static executable at /reprise"
+up() { # [ARCHIVE [HELM-ARG...]]
+    local archive=${1-}
+    shift || true
+    if [[ -z $archive ]]; then
+        hack/image.sh --arch "$(dpkg --print-architecture)"
+        archive=$(ls target/image/reprise-*.oci.tar)
+    fi
+    [[ -f $archive ]] || die "no such file: $archive"
     kind get clusters 2>/dev/null | grep -qx "$NAME" ||
         kind create cluster --name "$NAME" ${NODE_IMAGE:+--image "$NODE_IMAGE"} --wait 120s
     # NRI's socket is what the plugin waits for: without it nothing would be said for long.
     docker exec "$NAME-control-plane" test -S /var/run/nri/nri.sock ||
         die "containerd in the node has no NRI socket: take a newer node image"
-    kind load docker-image --name "$NAME" "$image"
+    kind load image-archive --name "$NAME" "$archive"
     helm upgrade --install reprise deploy/chart --kube-context "kind-$NAME" --namespace kube-system --wait --timeout 2m \
-        --set "image.name=${image%:*},image.tag=${image##*:},image.pullPolicy=Never" "$@"
+        --set "image.name=localhost/reprise,image.tag=$(version),image.pullPolicy=Never" "$@"
     kubectl_ --namespace kube-system rollout status daemonset/reprise --timeout=2m
 }
 
@@ -71,9 +74,7 @@ main() {
     case $command in
     up)
         need docker kind kubectl helm
-        local image=${1:-reprise:$(version)}
-        shift || true
-        up "$image" "$@"
+        up "$@"
         ;;
     demo)
         need kubectl

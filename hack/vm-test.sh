@@ -6,8 +6,10 @@ set -euo pipefail
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly HERE
-# shellcheck source=/dev/null
-source "$HERE/lib.sh"
+for part in lib build; do
+    # shellcheck source=/dev/null
+    source "$HERE/$part.sh"
+done
 
 readonly CONTROL_PLANES=${REPRISE_NODES:-/tmp/reprise-nodes}
 readonly CHECKS=(
@@ -21,6 +23,7 @@ readonly CHECKS=(
     a_back_off_ends_with_the_boot
     a_shutdown_of_the_node_restarts_nothing
     an_idle_plugin_is_quiet
+    the_chart_installs_upgrades_and_removes
 )
 # The pods of most checks, a name and a policy each.
 readonly PODS=(never:Never always:Always failing:OnFailure)
@@ -31,6 +34,7 @@ usage: hack/vm-test.sh [OPTION]... [CHECK]...
   --debian V                        the machine's, see hack/vm.sh
   --k8s V, --kubelet V, --containerd V    the node's, see hack/node.sh
   --plugin FILE, --runner FILE      executables of the plugin and of the scenarios (default: built)
+  --image FILE                      the archive that the chart is played with (default: hack/image.sh makes it)
   --seed N                          from which instants are drawn (default: drawn)
   --rounds N                        reboots and crashes (default 2)
   --idle MINUTES                    for which the idle plugin is measured (default 5)
@@ -42,7 +46,7 @@ END
 }
 
 parse_options() {
-    MACHINE=test$$ KEEP='' OF_MACHINE=() VERSIONS=() PLUGIN='' RUNNER='' SEED='' ROUNDS=2 IDLE=5
+    MACHINE=test$$ KEEP='' OF_MACHINE=() VERSIONS=() PLUGIN='' RUNNER='' IMAGE='' SEED='' ROUNDS=2 IDLE=5
     SCENARIOS=never_pod,always WANTED=()
     while (($#)); do
         case $1 in
@@ -54,6 +58,7 @@ parse_options() {
         --k8s | --kubelet | --containerd) VERSIONS+=("$1" "$2") ;;
         --plugin) PLUGIN=$(realpath "$2") ;;
         --runner) RUNNER=$(realpath "$2") ;;
+        --image) IMAGE=$(realpath "$2") ;;
         --seed) SEED=$2 ;;
         --rounds) ROUNDS=$2 ;;
         --idle) IDLE=$2 ;;
@@ -76,6 +81,11 @@ inside() { vm ssh "$MACHINE" "$(printf '%q ' "$HERE/vm-guest.sh" "$@")"; }
 
 build() {
     local messages
+    if [[ -z $IMAGE && " ${WANTED[*]} " == *" the_chart_installs_upgrades_and_removes "* ]]; then
+        "$HERE/image.sh" --arch "$(dpkg --print-architecture)"
+        IMAGE=$(realpath "$HERE"/../target/image/reprise-*.oci.tar)
+    fi
+    [[ -z $IMAGE ]] || ensure_helm
     [[ -n $PLUGIN && -n $RUNNER ]] && return
     say "building the plugin and the scenarios"
     messages=$(cd "$HERE/.." && cargo build --locked --release --bin reprise --message-format=json &&
@@ -88,13 +98,18 @@ bring_up() {
     # Under names that do not change.
     ln -s "$PLUGIN" "$WORK/reprise"
     ln -s "$RUNNER" "$WORK/scenarios"
+    local added=(--add "$WORK/reprise" --add "$WORK/scenarios")
+    if [[ -n $IMAGE ]]; then
+        ln -s "$IMAGE" "$WORK/reprise.oci.tar"
+        added+=(--add "$WORK/reprise.oci.tar")
+    fi
     # As in a cluster, it is not on the node: an emulated machine is slow enough without.
     local dir port began
     "$HERE/node.sh" up "$MACHINE" "${VERSIONS[@]}" --control-plane-only \
         --feature-gates MemoryQoS=true >"$WORK/env"
     dir=$CONTROL_PLANES/$MACHINE
     port=$(sed -n 's|^ *server: .*:||p' "$dir/admin.kubeconfig")
-    vm up "$MACHINE" "${OF_MACHINE[@]}" "${VERSIONS[@]}" --reach "$port" --add "$WORK/reprise" --add "$WORK/scenarios"
+    vm up "$MACHINE" "${OF_MACHINE[@]}" "${VERSIONS[@]}" --reach "$port" "${added[@]}"
     began=$SECONDS
     tar -C "$dir" -cf - pki admin.kubeconfig controller-manager.kubeconfig kubelet.kubeconfig plugin.kubeconfig |
         vm ssh "$MACHINE" "mkdir -p /root/join && tar -C /root/join -xf -"
@@ -169,6 +184,14 @@ a_shutdown_of_the_node_restarts_nothing() {
 }
 
 an_idle_plugin_is_quiet() { inside measure_idle "$IDLE"; }
+
+# As the README says, on a node without a plugin.
+the_chart_installs_upgrades_and_removes() {
+    inside remove_plugin
+    "$HERE/node.sh" start "$MACHINE" scheduler
+    vm ssh "$MACHINE" "REPRISE_NODE_ENV=/var/lib/reprise-nodes/$MACHINE/env '$HERE/installed.sh' /payload/bin/reprise.oci.tar"
+    inside install_plugin /payload/bin/reprise
+}
 
 # --- the run
 

@@ -30,7 +30,7 @@ usage: vm.sh build [--debian V]          make the image of a machine, once
          --debian V                      ${DEBIANS[*]} (default ${DEBIANS[0]})
          --cpus N, --memory SIZE         default 2, 4G
          --reach PORT                    let it reach this machine's 127.0.0.1:PORT as $OUTSIDE:PORT; more than once
-         --add FILE                      put FILE into /payload/bin, without symbols; more than once
+         --add FILE                      put FILE into /payload/bin, an executable without symbols; more than once
          --k8s V, --kubelet V, --containerd V    what a node in it can be made of, see node.sh
        vm.sh ssh NAME [COMMAND...]       run a command in it, as root
        vm.sh reboot NAME                 systemctl reboot; returns when it answers again
@@ -174,8 +174,10 @@ make_payload() {
     done
     cp -r "$(images_dir)" "$(protos_dir)" "$root/cache/"
     cp -r "$HERE/.."/{hack,deploy,tests} "$root/repo/"
+    # For who installs the chart.
+    [[ ! -d $(helm_bin) ]] || cp -r "$(helm_bin)" "$root/cache/bin/"
     for file in "${ADDED[@]}"; do
-        strip -o "$root/bin/$(basename "$file")" "$file"
+        strip -o "$root/bin/$(basename "$file")" "$file" 2>/dev/null || cp "$file" "$root/bin/"
     done
     make_disk "$root" "$DIR/payload.img" 4G payload
     rm -rf "$root"

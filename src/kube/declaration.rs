@@ -101,6 +101,14 @@ impl Declaration {
         }
     }
 
+    /// The same for one that another process has declared, and the node is as this says.
+    pub(super) async fn take_back_from(&self, node: &Node) -> Result<(), String> {
+        match change(node, false) {
+            Some(change) => self.send(change, &besides(node)).await.map(drop),
+            None => Ok(()),
+        }
+    }
+
     async fn send(&self, change: Change, besides: &BTreeSet<String>) -> Result<Node, String> {
         let patch = Patch::Strategic(patch(change, besides));
         let params = PatchParams::default();

@@ -78,8 +78,8 @@ impl Traces {
         let nodes = Api::<Node>::all(self.client.clone());
         for node in in_time(nodes.list(&of_name)).await? {
             Declaration::new(self.client.clone(), &self.node, false)
-                .compare(&node)
-                .await;
+                .take_back_from(&node)
+                .await?;
         }
         Ok(())
     }

@@ -251,10 +251,18 @@ impl Plan {
         let guard = trigger
             .filter(is_itself)
             .or_else(|| running(ContainerKind::Regular))
+            .or_else(|| self.ended_behind_replay())
             .or_else(|| self.running_after_trigger())
             .or(trigger)
             .or_else(|| running(ContainerKind::Init));
         guard.map_or_else(|| self.trigger.name.clone(), |member| member.name.clone())
+    }
+
+    /// What a replay was to start again when its init containers were through, of which the kubelet knows nothing: it goes by
+    /// the regular containers.
+    fn ended_behind_replay(&self) -> Option<&Member> {
+        let mut members = self.members.iter().filter(|_| self.replayed_inits);
+        members.find(|it| it.kind == ContainerKind::Regular && it.is_to_run && it.had_ended())
     }
 
     /// The kubelet has gone on to that init container or sidecar, and does not go back to those before it.
@@ -552,6 +560,21 @@ pub(crate) mod tests {
         later.replayed_inits = true;
         let plan = later.settled();
         assert_eq!(shields(&plan), [("i", 2), ("j", 2), ("a", 0)]);
+    }
+
+    #[test]
+    fn what_has_ended_behind_a_replay_guards_and_not_the_init_container_that_it_runs() {
+        let shape: Shape<'_> = &[
+            ("s", Sidecar, RUNS),
+            ("i", Init, RUNS),
+            ("a", Regular, Was::Exited(0)),
+        ];
+        for (replayed_inits, guard) in [(true, "a"), (false, "i")] {
+            let mut later = draft(Some(RestartPolicy::Never), shape, "s", 42);
+            later.replayed_inits = replayed_inits;
+            later.members[2].is_to_run = true;
+            assert_eq!(later.settled().guard, guard.into());
+        }
     }
 
     #[test]

@@ -53,11 +53,15 @@ impl LivePod {
         if let Some(class) = class.and_then(|spec| spec.runtime_class_name.as_ref()) {
             node.have_runtime_class(class).await?;
         }
-        let pod = node
-            .pods()
-            .create(&PostParams::default(), &manifest)
-            .await
-            .context("the API server refuses the scenario's pod")?;
+        let (pods, as_usual) = (node.pods(), PostParams::default());
+        let made = match pods.create(&as_usual, &manifest).await {
+            // It closes connections that were idle, at the very moment in which one is used for instance.
+            Err(kube::Error::Service(_) | kube::Error::HyperError(_)) => {
+                pods.create(&as_usual, &manifest).await
+            }
+            made => made,
+        };
+        let pod = made.context("the API server refuses the scenario's pod")?;
         Ok(Self {
             uid: pod.uid().context("a created pod without a UID")?,
             shape,

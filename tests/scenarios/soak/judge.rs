@@ -115,13 +115,15 @@ impl Case {
             Ok(containers) => containers,
             Err(error) => return Ok(Err(format!("{error:#}"))),
         };
-        if let Some(problem) = litter(&containers) {
+        let now = self.with_forgotten_codes(pod.recorder.current());
+        // What the kubelet was starting when the runtime ended stays as it is, made and not started, and the pod fails by it.
+        let cut = self.cancelled.runtimes && now.is_over();
+        if let Some(problem) = litter(&containers, cut) {
             return Ok(Err(format!("{problem}\n{}", describe(&containers))));
         }
         if pod.plugin.record_file(&self.before.sandbox).exists() {
             return Ok(Err("a restart is on record".to_owned()));
         }
-        let now = self.with_forgotten_codes(pod.recorder.current());
         let unsettled = || format!("{now}\n{}", describe(&containers));
         if let Some((kind, _)) = now.restarting.iter().find(|(_, told)| told.status) {
             return Ok(Err(format!("{kind} is True: {}", unsettled())));
@@ -264,8 +266,8 @@ const LEFT_ALONE: &str = "is left alone";
 /// Plugin, kubelet or runtime ended while the runtime was starting a container for it (see docs/compatibility.md).
 const CANCELLED: &str = "a start was cancelled";
 
-/// What nobody would ever take away, or what must never be.
-fn litter(containers: &[Container]) -> Option<String> {
+/// What nobody would ever take away, or what must never be. `cut`: a start of the kubelet's may have been.
+fn litter(containers: &[Container], cut: bool) -> Option<String> {
     let mut running = BTreeMap::<&str, usize>::new();
     let is_followed = |it: &Container| {
         let mut others = containers.iter();
@@ -277,7 +279,7 @@ fn litter(containers: &[Container]) -> Option<String> {
         }
         match container.state() {
             // The runtime ended between the kubelet's two calls; the kubelet made another, and collects this one.
-            State::Created if container.is_the_kubelets() && is_followed(container) => {}
+            State::Created if container.is_the_kubelets() && (cut || is_followed(container)) => {}
             State::Created => return Some(format!("{} was never started", container.name())),
             State::Running => *running.entry(container.name()).or_default() += 1,
             State::Exited | State::Unknown => {}
