@@ -127,6 +127,9 @@ pub(crate) const HOOK_LIMIT: Duration = Duration::from_secs(1);
 pub(crate) const HOOK_INTERVAL: Duration = Duration::from_millis(200);
 /// The exit event is sent before the hook runs; one that is this late was lost, or came before this process.
 pub(crate) const EVENT_LIMIT: Duration = Duration::from_millis(300);
+/// What is done between the decision and the first kill may take that long, and is none of the time that containers have to stop:
+/// a record on a slow disk, and an API server that is asked what the kubelet is ending.
+pub(crate) const LONGEST_ANNOUNCEMENT: Duration = Duration::from_secs(3);
 /// How long the kills wait for the pod's condition to be set.
 pub(crate) const ANNOUNCE_LIMIT: Duration = Duration::from_millis(150);
 /// How often the runtime is asked about a container of whose removal, or end, nobody would tell.

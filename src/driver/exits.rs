@@ -15,8 +15,9 @@ use crate::times::{EVENT_LIMIT, HOOK_INTERVAL, HOOK_LIMIT, RETRY_INTERVAL, STOP_
 
 impl Driver {
     pub(super) fn begin_kill(self: &Arc<Self>, state: &mut State, id: &ContainerId) {
-        let begin = || tokio::spawn(Arc::clone(self).kill(id.clone())).abort_handle();
-        state.kills.entry(id.clone()).or_insert_with(begin);
+        state.end(id, Instant::now(), || {
+            tokio::spawn(Arc::clone(self).kill(id.clone()))
+        });
     }
 
     /// At once, whatever it is doing.

@@ -6,11 +6,12 @@ use std::net::Ipv6Addr;
 use std::time::Duration;
 
 use http::header::{
-    ACCEPT, AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, InvalidHeaderName,
+    ACCEPT, AUTHORIZATION, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue, InvalidHeaderName,
     InvalidHeaderValue, USER_AGENT,
 };
 use http::uri::Scheme;
 use http::{Request, Uri};
+use http_body_util::{BodyExt, Limited};
 use kube::client::Body;
 use kube::config::Config;
 use tokio::time::sleep;
@@ -18,6 +19,9 @@ use tokio::time::sleep;
 use crate::cri::{self, CriError};
 use crate::ids::{ContainerId, ExitCode};
 use crate::kube::{HttpGet, LifecycleHook};
+
+/// So much of an answer is waited for (`maxRespBodyLength`).
+const MOST_OF_ANSWER: usize = 10 * 1024;
 
 /// Why a hook has failed. Not for events: what a server answers may be a secret.
 #[derive(Debug, thiserror::Error)]
@@ -116,7 +120,14 @@ async fn send(get: &HttpGet, address: Option<&str>, tls: bool) -> Result<(), Hoo
     let path = format!("{slash}{}", escaped(&get.path));
     let mut request = Request::get(path).body(Body::empty())?;
     *request.headers_mut() = headers(&get.headers)?;
-    kube::Client::try_from(config)?.send(request).await?;
+    let answer = kube::Client::try_from(config)?.send(request).await?;
+    let length = answer.headers().get(CONTENT_LENGTH);
+    let length = length.and_then(|it| it.to_str().ok()?.parse().ok());
+    if length.is_none_or(|length: usize| length <= MOST_OF_ANSWER) {
+        // The hook takes as long as its answer does, which means nothing (`discardHTTPRespBody`).
+        let body = Limited::new(answer.into_body(), MOST_OF_ANSWER);
+        let _ = body.collect().await;
+    }
     Ok(())
 }
 

@@ -28,7 +28,7 @@ use std::time::Instant;
 
 use rustix::process::setpriority_process;
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot, watch};
-use tokio::task::{AbortHandle, spawn_blocking};
+use tokio::task::{AbortHandle, JoinHandle, spawn_blocking};
 
 use crate::back_off::Past;
 use crate::clock::{Clock, Moment};
@@ -147,13 +147,21 @@ pub struct Driver {
     jobs: mpsc::UnboundedSender<Job>,
 }
 
+/// A container is being ended.
+#[derive(Debug)]
+struct Kill {
+    /// Until then it may end by itself.
+    until: tokio::time::Instant,
+    task: AbortHandle,
+}
+
 #[derive(Debug)]
 struct State {
     pod: Pod,
     hooks: Hooks,
     /// Hooks that wait, each until its sender is dropped.
     waiting: HashMap<ContainerId, oneshot::Sender<()>>,
-    kills: HashMap<ContainerId, AbortHandle>,
+    kills: HashMap<ContainerId, Kill>,
     /// Containers that are being removed: once is enough.
     sweeping: HashSet<ContainerId>,
     /// What the restart under way is replayed from.
@@ -165,6 +173,26 @@ struct State {
     exposed: Option<Exposed>,
     /// A condition was set: what the API tells of it may be older, and no predecessor's.
     announced: bool,
+}
+
+impl State {
+    /// Has this container ended by `then`, unless it is about to be by then already.
+    fn end(
+        &mut self,
+        id: &ContainerId,
+        then: tokio::time::Instant,
+        begin: impl FnOnce() -> JoinHandle<()>,
+    ) {
+        let kill = self.kills.get(id);
+        if kill.is_some_and(|kill| kill.until <= then) {
+            return;
+        }
+        let task = begin().abort_handle();
+        let kill = Kill { until: then, task };
+        if let Some(before) = self.kills.insert(id.clone(), kill) {
+            before.task.abort();
+        }
+    }
 }
 
 #[derive(Debug)]

@@ -21,7 +21,9 @@ use crate::policy::Action;
 use crate::report::Story;
 use crate::restart::machine::{Effect, Event, Outcome, WAKER};
 use crate::restart::pod::{Command, Order, Pod, Saying, Task};
-use crate::times::{ANNOUNCE_LIMIT, REMOVE_LIMIT, RETRY_INTERVAL, UNTOLD_INTERVAL};
+use crate::times::{
+    ANNOUNCE_LIMIT, LONGEST_ANNOUNCEMENT, REMOVE_LIMIT, RETRY_INTERVAL, UNTOLD_INTERVAL,
+};
 
 impl Driver {
     /// Carries out what has been decided since the last time, and releases what is held no longer: together and now, for
@@ -36,7 +38,7 @@ impl Driver {
                 Command::Remove(id) => self.sweep(id),
                 Command::EndKill(id) => {
                     if let Some(kill) = state.kills.remove(&id) {
-                        kill.abort();
+                        kill.task.abort();
                     }
                 }
                 Command::AwaitHook(id) => drop(tokio::spawn(Arc::clone(self).await_hook(id))),
@@ -113,9 +115,9 @@ impl Driver {
                 self.begin_kill(&mut self.lock(), &id);
             }
             Effect::Kill(id) => {
-                let left = plan
-                    .grace_of(&id)
-                    .saturating_sub(self.tools.clock.since(plan.decided_up_ms));
+                let gone = self.tools.clock.since(plan.decided_up_ms);
+                let gone = gone.saturating_sub(LONGEST_ANNOUNCEMENT);
+                let left = plan.grace_of(&id).saturating_sub(gone);
                 self.begin_stop(&mut self.lock(), &id, left);
             }
             Effect::Recover => drop(tokio::spawn(
@@ -194,7 +196,11 @@ impl Driver {
             let mut ends = pin!(ends);
             match timeout(patience, &mut ends).await {
                 Ok(Some(Ending::Pod)) => driver.tell(Pod::is_ending),
-                Ok(Some(Ending::Container)) => driver.tell(Pod::call_off),
+                // What has been told to stop by then is restarted all the same.
+                Ok(Some(Ending::Container)) => {
+                    driver.tell(Pod::call_off);
+                    driver.feed(Event::Announced);
+                }
                 Ok(None) => driver.feed(Event::Announced),
                 Err(_) => {
                     tracing::debug!(pod = %pod.key, "not told in time what the kubelet is ending");

@@ -11,7 +11,7 @@ use super::perform::Question;
 use super::{Driver, State, lifecycle};
 use crate::cri::CriError;
 use crate::ids::{ContainerId, ContainerName};
-use crate::kube::{Ending, PodSpec};
+use crate::kube::{Ending, LifecycleHook, PodSpec};
 use crate::policy::LONGEST_GRACE;
 use crate::restart::pod::{Pod, Task};
 use crate::times::{
@@ -28,8 +28,9 @@ impl Driver {
         grace: Duration,
     ) {
         let until = Instant::now() + grace;
-        let begin = || tokio::spawn(Arc::clone(self).stop(id.clone(), until)).abort_handle();
-        state.kills.entry(id.clone()).or_insert_with(begin);
+        state.end(id, until, || {
+            tokio::spawn(Arc::clone(self).stop(id.clone(), until))
+        });
     }
 
     async fn stop(self: Arc<Self>, id: ContainerId, until: Instant) {
@@ -51,17 +52,26 @@ impl Driver {
     }
 
     async fn run_pre_stop(&self, id: &ContainerId, until: Instant) {
-        let Some((name, spec)) = self.instance(id).map(|it| it.name).zip(self.spec().await) else {
+        let Some(name) = self.instance(id).map(|it| it.name) else {
             return;
         };
-        let container = spec.container(&name);
-        let hook = container.and_then(|it| it.lifecycle.pre_stop.as_ref());
+        let (cri, spec) = (&self.tools.cri, self.spec().await);
+        let hook = match &spec {
+            Some(spec) => {
+                let container = spec.container(&name);
+                container.and_then(|it| it.lifecycle.pre_stop.clone())
+            }
+            None => {
+                let status = cri.container_status(id).await.ok();
+                status.and_then(|it| LifecycleHook::pre_stop_in(&it.annotations))
+            }
+        };
         let limit = until.saturating_duration_since(Instant::now());
         let Some(hook) = hook.filter(|_| !limit.is_zero()) else {
             return;
         };
-        let (cri, address) = (&self.tools.cri, spec.address.as_deref());
-        let run = lifecycle::run(hook, cri, id, address, limit);
+        let address = spec.as_ref().and_then(|it| it.address.as_deref());
+        let run = lifecycle::run(&hook, cri, id, address, limit);
         match timeout_at(until, run).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => self

@@ -1,8 +1,9 @@
 //! The hooks of a container's life, as its spec has them (`pkg/kubelet/lifecycle/handlers.go`, 1.33 to 1.37).
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Container, HTTPGetAction, LifecycleHandler};
+use k8s_openapi::api::core::v1::{self as api, Container, HTTPGetAction, LifecycleHandler};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 /// What is done right after a container's start, or before it is told to stop.
@@ -17,6 +18,11 @@ pub enum LifecycleHook {
     /// `tcpSocket`, for one, which the API takes and the kubelet does not run; or more than is kept of a pod here. It fails.
     Invalid,
 }
+
+/// On containers: what the kubelet itself goes by where it does not know a pod's spec (`restoreSpecsFromContainerLabels`,
+/// `pkg/kubelet/kuberuntime/kuberuntime_container.go`).
+const PRE_STOP: &str = "io.kubernetes.container.preStopHandler";
+const PORTS: &str = "io.kubernetes.container.ports";
 
 /// What is kept of one hook: words, and their bytes. Whoever writes more means harm.
 const MOST_WORDS: usize = 256;
@@ -61,6 +67,23 @@ impl LifecycleHook {
     /// Whether it does the same wherever it is run from. Others are the node's to send, or fail.
     pub(crate) fn is_run_anywhere(&self) -> bool {
         matches!(self, Self::Exec(_) | Self::Sleep(_))
+    }
+
+    /// What a container runs before it is told to stop, from its annotations.
+    pub(crate) fn pre_stop_in(annotations: &BTreeMap<String, String>) -> Option<Self> {
+        let read = |key| annotations.get(key);
+        let pre_stop = serde_json::from_str(read(PRE_STOP)?).ok()?;
+        let ports = read(PORTS).and_then(|ports| serde_json::from_str(ports).ok());
+        let lifecycle = api::Lifecycle {
+            pre_stop: Some(pre_stop),
+            ..Default::default()
+        };
+        let container = Container {
+            lifecycle: Some(lifecycle),
+            ports,
+            ..Default::default()
+        };
+        Lifecycle::of(&container).pre_stop
     }
 
     fn of(handler: &LifecycleHandler, container: &Container) -> Self {
@@ -131,6 +154,26 @@ fn port(port: &IntOrString, container: &Container) -> Result<u16, String> {
 mod tests {
     use super::*;
     use serde_json::{Value, json};
+
+    #[test]
+    fn a_hook_is_found_in_what_the_kubelet_wrote_on_its_container() {
+        let written = |key: &str, value: Value| (key.to_owned(), value.to_string());
+        let annotations = BTreeMap::from([
+            written(
+                PRE_STOP,
+                json!({"httpGet": {"path": "/drain", "port": "web"}}),
+            ),
+            written(PORTS, json!([{"name": "web", "containerPort": 8080}])),
+        ]);
+        let Some(LifecycleHook::HttpGet(get)) = LifecycleHook::pre_stop_in(&annotations) else {
+            panic!("it is a request");
+        };
+        assert_eq!((get.path.as_str(), get.port), ("/drain", Ok(8080)));
+        let garbage = BTreeMap::from([(PRE_STOP.to_owned(), "{".to_owned())]);
+        for annotations in [BTreeMap::new(), garbage] {
+            assert_eq!(LifecycleHook::pre_stop_in(&annotations), None);
+        }
+    }
 
     fn pre_stop(handler: &Value) -> Option<LifecycleHook> {
         let container = json!({

@@ -135,11 +135,15 @@ impl Machine {
                 return self.again(recent, now);
             }
             Phase::Down => {
-                // Whatever is seen behind its shields was shown.
-                let seen =
-                    |it: &&mut Progress| it.old == OldState::Exited && !it.placeholders.is_empty();
+                // Whatever is seen behind its shields, or needs none, was shown, nobody knows when.
+                let needs_none = self.plan.is_by_policy();
+                let seen = |it: &&mut Progress| {
+                    let shown = needs_none || !it.placeholders.is_empty();
+                    it.old == OldState::Exited && shown
+                };
+                let since = now.checked_sub(elapsed).unwrap_or(now);
                 for it in self.progress.iter_mut().filter(seen) {
-                    it.shown = Some(now);
+                    it.shown = Some(since);
                 }
                 let anew = self.plan.again > 0 || self.plan.replayed_inits;
                 return self.begin_wait(anew, None, now);

@@ -271,7 +271,10 @@ impl Machine {
                 let failed = self.failing.then(|| self.outcome(false)).flatten();
                 self.finish(failed.unwrap_or(Outcome::Deleted));
             }
-            Event::CalledOff if !self.killed => self.finish(Outcome::CalledOff),
+            // A generation before may have told its containers to stop.
+            Event::CalledOff if !self.killed && self.plan.again == 0 => {
+                self.finish(Outcome::CalledOff);
+            }
             Event::NotReplayed(..) | Event::CalledOff | Event::Tick => {}
         }
         self.advance(now);

@@ -264,8 +264,7 @@ impl Machine {
 
     /// Whether the exits can be released before their time is up, because what shields them stands.
     fn may_be_seen(&self) -> bool {
-        let guard = self.guard();
-        let stands = guard.is_none_or(|guard| guard.lacks_shields() == 0);
+        let stands = self.progress.iter().all(|it| it.lacks_shields() == 0);
         let ends = self.replay.time == Time::BeyondHold && !self.replay.released;
         ends && stands && self.replay.seen_from.is_none() && self.plan.starts_at_once()
     }

@@ -307,6 +307,20 @@ impl Pod {
         self.holds.clear();
     }
 
+    /// When the trigger was made, by the wall clock of now, in nanoseconds: it may have been set back since. Of one that is gone,
+    /// the restart's begin.
+    fn trigger_made_at(&self, plan: &Plan, now: &Moment) -> i64 {
+        let ago = |since| i64::try_from(now.at.saturating_duration_since(since).as_nanos());
+        let wall = |ms: u64| i64::try_from(u128::from(ms) * 1_000_000).unwrap_or(i64::MAX);
+        match self.instance(&plan.trigger.container) {
+            Some(it) => {
+                let heard = ago(it.heard_at).map(|ago| wall(now.unix_ms).saturating_sub(ago));
+                it.created_at.min(heard.unwrap_or(i64::MAX))
+            }
+            None => wall(plan.decided_at_ms),
+        }
+    }
+
     pub(super) fn apply(&mut self, effects: Vec<Effect>, now: &Moment) {
         if effects.is_empty() {
             return;
@@ -334,10 +348,9 @@ impl Pod {
                         // Its exit asks for nothing, and may be seen.
                         self.decided.insert(id.clone());
                     }
-                    let trigger = self.instance(&record.plan.trigger.container);
                     let order = Order {
                         effect,
-                        trigger_made_at: trigger.map_or(0, |it| it.created_at),
+                        trigger_made_at: self.trigger_made_at(&record.plan, now),
                         record: Arc::clone(&record),
                         spec: self.spec.clone(),
                     };
