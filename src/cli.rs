@@ -70,7 +70,7 @@ Examples:
     /// That is: containers that a restart made and did not start, the conditions of pods and of the node, copies of the
     /// hook, and all files. It takes the settings of `reprise run`, and the plugin must have ended. Containers that were
     /// made with the hook go on as they are. Where a `DaemonSet` runs the plugin, its deletion does this on each node
-    /// (`reprise run --daemonset`).
+    /// (`reprise run --daemonset`). It exits with 1 if something stays, and with 3 if a plugin is at work.
     #[command(after_long_help = "\
 Examples:
   systemctl disable --now reprise && reprise cleanup

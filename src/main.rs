@@ -11,12 +11,15 @@ use reprise::cli::{CleanupArgs, Cli, Command};
 use reprise::config::{Config, LogFormat, RunArgs};
 use reprise::exit_hold::hook;
 use reprise::log::{Escaping, LastLines, Queue};
-use reprise::supervisor::{self, End};
+use reprise::supervisor::{self, End, LockError, RemovalError};
 use tikv_jemallocator::Jemalloc;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
+
+/// `reprise cleanup` cannot begin: a plugin is at work.
+const IN_USE: u8 = 3;
 
 #[global_allocator]
 static ALLOCATOR: Jemalloc = Jemalloc;
@@ -71,7 +74,7 @@ fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     })?;
     if end == End::ForGood {
         // Whatever made what is to be removed has ended with its runtime.
-        block_on(async { Ok(supervisor::clean_node(&config).await?) })?;
+        block_on(async { Ok(supervisor::clean_node_for_good(&config).await?) })?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -79,14 +82,21 @@ fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
 fn clean(args: CleanupArgs) -> anyhow::Result<ExitCode> {
     let config = Config::load(args.run)?;
     let _last_lines = log_to_stderr(&config).context("cannot start the log")?;
-    block_on(async {
-        if args.all_nodes {
-            supervisor::clean_all_nodes(&config).await?;
+    let cleaned = block_on(async {
+        Ok(if args.all_nodes {
+            supervisor::clean_all_nodes(&config).await
         } else {
-            supervisor::clean_node(&config).await?;
+            supervisor::clean_node(&config).await
+        })
+    })?;
+    match cleaned {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(error @ RemovalError::Lock(LockError::Taken { .. })) => {
+            eprintln!("reprise: {error:#}");
+            Ok(ExitCode::from(IN_USE))
         }
-        Ok(ExitCode::SUCCESS)
-    })
+        Err(error) => Err(error.into()),
+    }
 }
 
 fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {

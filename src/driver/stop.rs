@@ -56,15 +56,12 @@ impl Driver {
             return;
         };
         let (cri, spec) = (&self.tools.cri, self.spec().await);
-        let hook = match &spec {
-            Some(spec) => {
-                let container = spec.container(&name);
-                container.and_then(|it| it.lifecycle.pre_stop.clone())
-            }
-            None => {
-                let status = cri.container_status(id).await.ok();
-                status.and_then(|it| LifecycleHook::pre_stop_in(&it.annotations))
-            }
+        let hook = if let Some(spec) = &spec {
+            let container = spec.container(&name);
+            container.and_then(|it| it.lifecycle.pre_stop.clone())
+        } else {
+            let status = cri.container_status(id).await.ok();
+            status.and_then(|it| LifecycleHook::pre_stop_in(&it.annotations))
         };
         let limit = until.saturating_duration_since(Instant::now());
         let Some(hook) = hook.filter(|_| !limit.is_zero()) else {

@@ -39,7 +39,7 @@ use crate::restart::machine::Record;
 use crate::restart::pod::Shared;
 pub(crate) use plugin::{Parts, Reprise};
 pub(crate) use registry::Registry;
-pub use removal::{RemovalError, clean_all_nodes, clean_node};
+pub use removal::{RemovalError, clean_all_nodes, clean_node, clean_node_for_good};
 pub use sole::LockError;
 use sole::Sole;
 

@@ -224,7 +224,8 @@ impl Plugin for Reprise {
     async fn synchronize(&self, _pods: Vec<PodSandbox>, containers: Vec<Container>) {
         self.gate.set(true);
         if let Some(copies) = self.parts.get().and_then(|parts| parts.copies.clone()) {
-            let named = containers.iter().flat_map(hooks);
+            // Another version's may have other arguments.
+            let named = containers.iter().flat_map(|it| &it.hooks.poststop);
             let named = named.map(|hook| PathBuf::from(&hook.path)).collect();
             tokio::task::spawn_blocking(move || copies.remove_unnamed(named));
         }

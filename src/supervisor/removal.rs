@@ -22,8 +22,10 @@ use crate::{records, reset, text};
 
 /// The hooks' socket, in the run directory.
 pub(super) const HOOK_SOCKET: &str = "hook.sock";
-/// How long the API server may take to tell of the `DaemonSet`.
-const API_LIMIT: Duration = Duration::from_secs(2);
+/// How long the API server may take to tell of the `DaemonSet`: it is asked again until then.
+const API_LIMIT: Duration = Duration::from_secs(5);
+/// How long a node is tried to be cleaned where nobody can do it later.
+const LAST_LIMIT: Duration = Duration::from_secs(30);
 /// How long all nodes may take. Each waits for restarts under way, and for its turn to have its plugin ended.
 const NODES_LIMIT: Duration = Duration::from_mins(5);
 /// Between two looks at it, and between two words of it.
@@ -39,9 +41,6 @@ pub enum RemovalError {
     /// The API server's address cannot be used at all.
     #[error(transparent)]
     Kube(#[from] KubeError),
-    /// The runtime's CRI cannot be used at all.
-    #[error(transparent)]
-    Cri(#[from] CriError),
     /// Some of it stays.
     #[error("not everything could be removed: {0}; the rest is gone, try again")]
     Rest(String),
@@ -72,13 +71,21 @@ pub(super) async fn is_under_way(config: &Config) -> bool {
     let Some(name) = &config.daemonset else {
         return false;
     };
-    let asked = async {
+    let ask = async || {
         let client = kube::connect_once(config.kubeconfig.as_deref())
             .await
             .ok()??;
         DaemonSets::new(client, name).is_being_removed().await.ok()
     };
-    let answer = timeout(API_LIMIT, asked).await.ok().flatten();
+    let asked = async {
+        loop {
+            match ask().await {
+                Some(answer) => return answer,
+                None => sleep(LOOK_INTERVAL).await,
+            }
+        }
+    };
+    let answer = timeout(API_LIMIT, asked).await.ok();
     if answer.is_none() {
         tracing::warn!(daemonset = %name, "cannot tell whether the node is to be without the plugin: its files stay for the next one");
     }
@@ -118,8 +125,23 @@ pub async fn clean_all_nodes(config: &Config) -> Result<(), RemovalError> {
         }
         sleep(LOOK_INTERVAL).await;
     }
-    tracing::info!(daemonset = %name, "gone, and so is what it left on the nodes");
+    tracing::info!(daemonset = %name, "gone: each plugin has cleaned up its node as far as it could, and said in its log what stays");
     Ok(())
+}
+
+/// The same again and again, for a while: nobody comes after this plugin, and runtime or API server may be
+/// in the way for a moment.
+pub async fn clean_node_for_good(config: &Config) -> Result<(), RemovalError> {
+    let began = Instant::now();
+    loop {
+        match clean_node(config).await {
+            Err(error) if began.elapsed() < LAST_LIMIT => {
+                tracing::warn!(%error, "trying again");
+                sleep(LOOK_INTERVAL).await;
+            }
+            result => return result,
+        }
+    }
 }
 
 /// Removes from this node what plugins with these settings have left: placeholders and attempts that were never started, what
@@ -132,14 +154,18 @@ pub async fn clean_node(config: &Config) -> Result<(), RemovalError> {
     // Hooks that wait for a successor wait no longer.
     remove_files(&config.run_dir, &records::RUN_FILES, &mut rest);
     remove_files(&config.run_dir, &[HOOK_SOCKET], &mut rest);
-    remove_containers(config, &mut rest).await?;
-    if let Some(client) = kube::connect(config.kubeconfig.as_deref()).await? {
-        let traces = Traces::new(client, &config.node_name);
-        let (removed, left) = traces.remove().await;
-        tracing::info!(removed, "conditions that the plugin has set");
-        rest.extend(left);
-    } else {
-        tracing::info!("no API server: nothing was said there");
+    if let Err(error) = remove_containers(config, &mut rest).await {
+        rest.push(format!("placeholders: {error}"));
+    }
+    match kube::connect(config.kubeconfig.as_deref()).await {
+        Ok(Some(client)) => {
+            let traces = Traces::new(client, &config.node_name);
+            let (removed, left) = traces.remove().await;
+            tracing::info!(removed, "conditions that the plugin has set");
+            rest.extend(left);
+        }
+        Ok(None) => tracing::info!("no API server: nothing was said there"),
+        Err(error) => rest.push(format!("conditions: {error}")),
     }
     if let HookPlace::Copy(dir) = &config.hook {
         match remove_hooks_but(dir, &BTreeSet::new()) {
@@ -173,16 +199,11 @@ async fn remove_containers(config: &Config, rest: &mut Vec<String>) -> Result<()
         return Ok(());
     };
     let cri = cri::Client::connect(&endpoint.to_string())?;
-    let mut removed = 0;
+    let (mut removed, mut stay) = (0, BTreeSet::new());
     // What a plugin that was killed had asked for may come a moment later.
     for look in 1.. {
-        let unstarted = match unstarted(&cri).await {
-            Ok(unstarted) => unstarted,
-            Err(error) => {
-                rest.push(format!("placeholders: {error}"));
-                break;
-            }
-        };
+        let mut unstarted = unstarted(&cri).await?;
+        unstarted.retain(|id| !stay.contains(id));
         if unstarted.is_empty() && look > 1 {
             break;
         }
@@ -191,7 +212,7 @@ async fn remove_containers(config: &Config, rest: &mut Vec<String>) -> Result<()
                 Ok(()) => removed += 1,
                 Err(error) => {
                     rest.push(format!("container {id}: {error}"));
-                    return Ok(());
+                    stay.insert(id);
                 }
             }
         }

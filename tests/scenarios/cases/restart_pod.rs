@@ -197,7 +197,7 @@ async fn kills_when_the_time_is_up(stage: Stage, shape: Shape) -> Result<()> {
     let entries = restarted(&stage, shape).await?;
     at(&entries, "logger", &noted("stopped"))?;
     let took = until_began(&entries, "fetch")?;
-    let (shortest, longest) = (Duration::from_secs(3), Duration::from_secs(30));
+    let (shortest, longest) = (Duration::from_secs(3), Duration::from_secs(15));
     ensure!(took >= shortest && took < longest, "its time was {took:?}");
     Ok(())
 }
