@@ -251,18 +251,31 @@ impl Plan {
         let guard = trigger
             .filter(is_itself)
             .or_else(|| running(ContainerKind::Regular))
-            .or_else(|| self.ended_behind_replay())
+            .or_else(|| self.ended_regular().filter(|_| self.replayed_inits))
             .or_else(|| self.running_after_trigger())
+            .or_else(|| {
+                self.ended_regular()
+                    .filter(|_| self.has_trigger_succeeded())
+            })
             .or(trigger)
             .or_else(|| running(ContainerKind::Init));
         guard.map_or_else(|| self.trigger.name.clone(), |member| member.name.clone())
     }
 
-    /// What a replay was to start again when its init containers were through, of which the kubelet knows nothing: it goes by
-    /// the regular containers.
-    fn ended_behind_replay(&self) -> Option<&Member> {
-        let mut members = self.members.iter().filter(|_| self.replayed_inits);
+    /// What has ended in this restart. The kubelet goes by the regular containers where it knows nothing of the init containers,
+    /// because a replay runs them, or is through with them.
+    fn ended_regular(&self) -> Option<&Member> {
+        let mut members = self.members.iter();
         members.find(|it| it.kind == ContainerKind::Regular && it.is_to_run && it.had_ended())
+    }
+
+    /// Whether the kubelet has started the trigger again, an init container, and has gone on from there.
+    fn has_trigger_succeeded(&self) -> bool {
+        let trigger = self.member(&self.trigger.name);
+        trigger.is_some_and(|it| {
+            let anew = it.old_id() != Some(&self.trigger.container);
+            it.kind == ContainerKind::Init && anew && it.exit() == Some(ExitCode::SUCCESS)
+        })
     }
 
     /// The kubelet has gone on to that init container or sidecar, and does not go back to those before it.
@@ -560,6 +573,20 @@ pub(crate) mod tests {
         later.replayed_inits = true;
         let plan = later.settled();
         assert_eq!(shields(&plan), [("i", 2), ("j", 2), ("a", 0)]);
+    }
+
+    #[test]
+    fn what_has_ended_after_an_init_container_that_ran_again_guards() {
+        let shape: Shape<'_> = &[
+            ("s", Sidecar, RUNS),
+            ("i", Init, DONE),
+            ("a", Regular, Was::Exited(137)),
+        ];
+        let mut later = draft(Some(RestartPolicy::Never), shape, "i", 42);
+        later.members[2].is_to_run = true;
+        assert_eq!(later.clone().settled().guard, "i".into());
+        later.trigger.container = "i-of-the-generation-before".into();
+        assert_eq!(later.settled().guard, "a".into());
     }
 
     #[test]

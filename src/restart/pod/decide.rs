@@ -178,7 +178,8 @@ impl Pod {
         let mut plan = self.draft(before.trigger.clone(), before.action, now);
         for member in &mut plan.members {
             let then = before.member(&member.name);
-            member.is_to_run = then.is_some_and(|it| it.is_to_run);
+            // What the kubelet has started meanwhile is ended, and is to run again as well.
+            member.is_to_run |= then.is_some_and(|it| it.is_to_run);
             let old = member.old_id();
             let was = then.is_some_and(|it| it.at_once);
             member.at_once = member.unhooked && (was || old.is_some_and(|id| !before.knew(id)));

@@ -136,12 +136,14 @@ impl Case {
         if ended && self.has_cancelled_start(broken.is_some()) {
             return Ok(Ok(CANCELLED));
         }
+        // To the kubelet, a start that was cancelled has ended for good as well.
+        let explained = broken.is_none() || self.has_cancelled_start(true);
+        if explained && self.is_stale() && self.runs_anew(&containers) {
+            return Ok(Ok("restarted, and its status is stale"));
+        }
         // One that has failed, because nobody held its exits any more, has failed by whatever was last.
         if let Some((name, _)) = broken.filter(|_| must_restart || !now.is_over()) {
             return Ok(Err(format!("{name} could not be started: {}", unsettled())));
-        }
-        if self.is_stale() && self.runs_anew(&containers) {
-            return Ok(Ok("restarted, and its status is stale"));
         }
         let healthy = pod.not_running(&now).is_none();
         Ok(
