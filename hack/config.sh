@@ -2,7 +2,7 @@
 # shellcheck shell=bash
 
 # Everything below works on the node that use_node (node.sh) has chosen: NODE, DIR, SLOT, K8S, KUBELET,
-# CONTAINERD, GATES, NRI, NRI_PLUGINS.
+# RUNTIME, CONTAINERD, CRIO_RELEASE, GATES, NRI, NRI_PLUGINS.
 
 # Below the range of ephemeral ports, so that no outgoing connection is ever in the way.
 port() { # etcd | etcd-peer | apiserver | kubelet | kubelet-health | controller-manager | registry
@@ -36,7 +36,7 @@ write_configs() {
     install -d -m 700 "$DIR/pki"
     mkdir -p "$DIR"/{log,run,bin,cdi,cni,manifests,nri/plugins,nri/conf.d,pod-logs,registries,volume-plugins}
     # Root in a pod's own user namespace looks for its files in there.
-    install -d -m 711 "$DIR/containerd"
+    install -d -m 711 "$DIR/$RUNTIME"
     if [[ -n $API_DIR ]]; then
         join_credentials
     else
@@ -45,13 +45,16 @@ write_configs() {
     fi
     write_cni_config
     write_kubelet_config
-    link_other_shim
-    if [[ $CONTAINERD == 1.* ]]; then
-        write_containerd_1_config
-    else
-        write_containerd_2_config
-    fi
+    write_runtime_config
     write_commands
+}
+
+write_runtime_config() {
+    case $RUNTIME/$CONTAINERD in
+    crio/*) write_crio_config ;;
+    containerd/1.*) link_other_shim && write_containerd_1_config ;;
+    *) link_other_shim && write_containerd_2_config ;;
+    esac
 }
 
 # A CA and a server certificate that strict clients take: the leaf is no CA and names its address.
@@ -177,7 +180,7 @@ authentication:
   anonymous: {enabled: true}
   webhook: {enabled: false}
 authorization: {mode: AlwaysAllow}
-containerRuntimeEndpoint: unix://$DIR/containerd.sock
+containerRuntimeEndpoint: unix://$(runtime_socket)
 cgroupDriver: $driver
 cgroupRoot: $(cgroup_root)
 failCgroupV1: false
@@ -351,8 +354,10 @@ write_commands() {
         write_command controller-manager sleep infinity
     fi
 
-    write_command containerd "$(containerd_bin "$CONTAINERD")/containerd" \
-        --config="$DIR/containerd.toml"
+    case $RUNTIME in
+    containerd) write_command containerd "$(containerd_bin "$CONTAINERD")/containerd" --config="$DIR/containerd.toml" ;;
+    crio) write_command crio "$(crio_bin "$CRIO_RELEASE")/crio" --config="$DIR/crio.conf" --config-dir="$DIR/crio/conf.d" ;;
+    esac
 
     kubelet=("$(k8s_bin "$KUBELET")/kubelet" --v=2 "${gates[@]}" --config="$DIR/kubelet.yaml"
         --root-dir="$DIR/kubelet" --cert-dir="$DIR/kubelet-pki"
@@ -392,14 +397,15 @@ write_env() {
     cat >"$DIR/env" <<END
 KUBECONFIG=$DIR/admin.kubeconfig
 PLUGIN_KUBECONFIG=$DIR/plugin.kubeconfig
-CRI_ENDPOINT=unix://$DIR/containerd.sock
+RUNTIME=$RUNTIME
+CRI_ENDPOINT=unix://$(runtime_socket)
 NRI_SOCKET=$DIR/nri/nri.sock
 NODE_NAME=$NODE
 NODE_DIR=$DIR
 KUBELET_LOGS=$DIR/pod-logs
 STATIC_POD_PATH=$DIR/manifests
 KUBECTL=$(k8s_bin "$K8S")/kubectl
-CTR=$(containerd_bin "$CONTAINERD")/ctr
+$([[ $RUNTIME != containerd ]] || echo "CTR=$(containerd_bin "$CONTAINERD")/ctr")
 BUSYBOX_IMAGE=$BUSYBOX_IMAGE
 OTHER_IMAGE=$OTHER_IMAGE
 END

@@ -53,9 +53,12 @@ build_images() { # _ TEMP, see build_once
 
 ensure_images() { ensure "$(images_dir)" build_images -; }
 
-import_images() { # CTR...
+import_images() {
     local tar
     for tar in "$(images_dir)"/*.tar; do
-        "$@" -n k8s.io images import --local "$tar"
+        case $RUNTIME in
+        containerd) ctr -n k8s.io images import --local "$tar" ;;
+        crio) import_crio_image "$tar" ;;
+        esac
     done
 }

@@ -3,6 +3,7 @@
 
 readonly K8S_VERSIONS=(1.33.13 1.34.4 1.35.4 1.36.3 1.37.2)
 readonly CONTAINERD_VERSIONS=(1.7.35 2.3.7 2.4.2)
+readonly CRIO_VERSIONS=(1.36.3)
 
 # The ways to run the kubelet: one node's agent, with the same directory, ports and pods.
 readonly KUBELETS=(kubelet kubelet-standalone kubelet-exclusive-cpus kubelet-evented-pleg kubelet-other-runtime

@@ -58,15 +58,16 @@ release_slot() {
     remove_shared_dirs
 }
 
-# Places that the kubelet, CNI and the shims share with all of their kind and that cannot be
+# Places that the kubelet, CNI, skopeo and the shims share with all of their kind and that cannot be
 # configured; they go with the last node, if nobody else has put anything there.
 remove_shared_dirs() {
     local dir
     for dir in /var/lib/kubelet/device-plugins /var/lib/kubelet /var/lib/cni/results /var/lib/cni \
-        /var/log/containers /run/containerd/s /run/containerd/fifo \
+        /var/lib/containers/cache /var/lib/containers /var/log/containers /run/containerd/s /run/containerd/fifo \
         /run/containerd/runc/k8s.io /run/containerd/runc /run/containerd \
         /sys/fs/cgroup/*/k8s.io; do
         [[ $dir != */device-plugins ]] || rm -f "$dir"/{kubelet.sock,DEPRECATION}
+        [[ $dir != */cache ]] || rm -f "$dir"/blob-info-cache-v1.{boltdb,sqlite}
         rmdir "$dir" 2>/dev/null || true
     done
 }
@@ -167,7 +168,7 @@ runtime_pids() {
         mapfile -d '' -t args 2>/dev/null <"$process/cmdline" || continue
         ((${#args[@]})) || continue
         case "${args[0]##*/} ${args[*]} " in
-        "containerd-shim-"*" $DIR/containerd.sock "* | "runc "*" $DIR/"*)
+        "containerd-shim-"*" $DIR/containerd.sock "* | "runc "*" $DIR/"* | "conmon "*" $DIR/"*)
             echo "${process#/proc/}"
             ;;
         esac
@@ -190,9 +191,18 @@ remove_runtimes() {
 # In memory, as a real node has it (/run/containerd). The shim of containerd 2.4 waits until an exit is on the disk before
 # it tells of it, and of the next of the pod.
 make_runtime_state() {
-    ! mountpoint -q "$DIR/containerd/state" || return 0
-    mkdir -p "$DIR/containerd/state"
-    mount -t tmpfs -o mode=711 tmpfs "$DIR/containerd/state"
+    local state
+    state=$(runtime_state)
+    ! mountpoint -q "$state" || return 0
+    mkdir -p "$state"
+    mount -t tmpfs -o mode=711 tmpfs "$state"
+}
+
+runtime_state() {
+    case $RUNTIME in
+    containerd) echo "$DIR/containerd/state" ;;
+    crio) echo "$DIR/crio/run" ;;
+    esac
 }
 
 # The trailing slash keeps node "a" away from the mounts of node "ab".

@@ -1,25 +1,25 @@
 #!/usr/bin/env bash
-# A real Kubernetes node (etcd, kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, containerd, runc) on
-# this machine, any number of them side by side. See README.md beside this file.
+# A real Kubernetes node (etcd, kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, containerd or CRI-O, runc)
+# on this machine, any number of them side by side. See README.md beside this file.
 set -euo pipefail
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly HERE
-for part in lib build images config process units machine; do
+for part in lib build images config crio process units machine; do
     # shellcheck source=/dev/null
     source "$HERE/$part.sh"
 done
 
 # Short, because a unix socket's path has 107 characters at most.
 readonly NODES=${REPRISE_NODES:-/tmp/reprise-nodes}
-readonly COMPONENTS=(etcd apiserver controller-manager scheduler containerd "${KUBELETS[@]}")
+readonly COMPONENTS=(etcd apiserver controller-manager scheduler containerd crio "${KUBELETS[@]}")
 
 usage() {
     cat <<END
 usage: node.sh build [VERSIONS]                      build and install what a node needs
        node.sh up NAME [VERSIONS]                    start a node; the output can be evaluated
                [--nri-plugin-dir DIR] [--no-nri] [--feature-gates K=V,...]
-               [--control-plane-only]                no containerd, no kubelet
+               [--control-plane-only]                no runtime, no kubelet
                [--join ADDRESS:PORT DIR]             no control plane: that of another node, whose directory is DIR, is there
        node.sh env NAME                              print the variables again
        node.sh resume NAME                           take from the machine what a reboot took; systemd does it by itself
@@ -33,6 +33,7 @@ VERSIONS
   --k8s V         ${K8S_VERSIONS[*]} (default $DEFAULT_K8S)
   --kubelet V     the same, but not newer than the API server (default: as --k8s)
   --containerd V  ${CONTAINERD_VERSIONS[*]} (default $DEFAULT_CONTAINERD)
+  --crio V        ${CRIO_VERSIONS[*]}: CRI-O in the place of containerd, from the directory that CRIO names
 END
 }
 
@@ -49,13 +50,15 @@ use_node() { # NAME
 use_existing_node() { # NAME
     use_node "$1"
     [[ -e $DIR/settings ]] || die "there is no node '$1'"
+    # One that an older checkout has made says nothing of its runtime.
+    RUNTIME=containerd CRIO_RELEASE=''
     # shellcheck source=/dev/null
     source "$DIR/settings"
     SLOT=$(cat "$DIR/slot")
 }
 
 parse_options() {
-    K8S=$DEFAULT_K8S KUBELET='' CONTAINERD=$DEFAULT_CONTAINERD GATES='' NRI=on NRI_PLUGINS='' PART='' API='' API_DIR=''
+    K8S=$DEFAULT_K8S KUBELET='' RUNTIME=containerd CONTAINERD=$DEFAULT_CONTAINERD CRIO_RELEASE='' GATES='' NRI=on NRI_PLUGINS='' PART='' API='' API_DIR=''
     while (($#)); do
         case $1 in
         --no-nri) NRI=off && shift && continue ;;
@@ -65,7 +68,7 @@ parse_options() {
             PART=node API=$2 API_DIR=$3
             shift 3 && continue
             ;;
-        --k8s | --kubelet | --containerd | --nri-plugin-dir | --feature-gates) ;;
+        --k8s | --kubelet | --containerd | --crio | --nri-plugin-dir | --feature-gates) ;;
         *) die "unknown option '$1'" ;;
         esac
         (($# > 1)) || die "$1 needs a value"
@@ -73,6 +76,7 @@ parse_options() {
         --k8s) K8S=${2#v} ;;
         --kubelet) KUBELET=${2#v} ;;
         --containerd) CONTAINERD=${2#v} ;;
+        --crio) RUNTIME=crio CRIO_RELEASE=${2#v} ;;
         --nri-plugin-dir) NRI_PLUGINS=$(realpath "$2") ;;
         --feature-gates) GATES=$2 ;;
         esac
@@ -84,21 +88,32 @@ parse_options() {
     [[ $(printf '%s\n' "$KUBELET" "$K8S" | sort --version-sort | tail -n 1) == "$K8S" ]] ||
         die "kubelet $KUBELET is newer than Kubernetes $K8S, which no API server supports"
     one_of "containerd version" "$CONTAINERD" "${CONTAINERD_VERSIONS[@]}"
+    [[ $RUNTIME != crio ]] || one_of "CRI-O version" "$CRIO_RELEASE" "${CRIO_VERSIONS[@]}"
 }
 
 build() {
     ensure_packages "${NODE_PACKAGES[@]}"
     ensure_images
-    ensure_containerd "$CONTAINERD"
+    case $RUNTIME in
+    containerd) ensure_containerd "$CONTAINERD" ;;
+    crio) ensure_crio "$CRIO_RELEASE" ;;
+    esac
     ensure_kubernetes "$K8S" kubectl
     [[ $PART == node ]] || ensure_kubernetes "$K8S" kube-apiserver kube-controller-manager kube-scheduler
     ensure_kubernetes "$KUBELET" kubelet
     ensure_protos
 }
 
+runtime_version() {
+    case $RUNTIME in
+    containerd) echo "containerd $CONTAINERD" ;;
+    crio) echo "CRI-O $CRIO_RELEASE" ;;
+    esac
+}
+
 write_settings() {
     local name
-    for name in K8S KUBELET CONTAINERD GATES NRI NRI_PLUGINS API API_DIR; do
+    for name in K8S KUBELET RUNTIME CONTAINERD CRIO_RELEASE GATES NRI NRI_PLUGINS API API_DIR; do
         printf '%s=%q\n' "$name" "${!name}"
     done >"$DIR/settings"
 }
@@ -113,17 +128,17 @@ up() {
     with_lock "$REGISTRY_LOCK" claim_slot
     SLOT=$(cat "$DIR/slot")
     write_settings
-    say "node $NODE: Kubernetes $K8S, kubelet $KUBELET, containerd $CONTAINERD, slot $SLOT"
+    say "node $NODE: Kubernetes $K8S, kubelet $KUBELET, $(runtime_version), slot $SLOT"
     write_configs
     ! has_systemd || write_units
     take_from_machine
     start_component etcd
-    [[ $PART == control-plane ]] || start_component containerd
+    [[ $PART == control-plane ]] || start_component "$RUNTIME"
     await_component etcd
     start_component apiserver
     if [[ $PART != control-plane ]]; then
-        await_component containerd
-        import_images ctr >>"$DIR/log/containerd.log" 2>&1
+        await_component "$RUNTIME"
+        import_images >>"$DIR/log/$RUNTIME.log" 2>&1
     fi
     await_component apiserver
     say "API server is up"
@@ -157,7 +172,7 @@ down() {
         return
     }
     local component
-    for component in "${KUBELETS[@]}" containerd scheduler controller-manager apiserver etcd; do
+    for component in "${KUBELETS[@]}" containerd crio scheduler controller-manager apiserver etcd; do
         end_component KILL "$component"
     done
     ! has_systemd || remove_units
@@ -182,9 +197,10 @@ list() {
         use_existing_node "$(basename "$(dirname "$settings")")"
         states=()
         for component in "${COMPONENTS[@]}"; do
+            [[ $component != @(containerd|crio) || $component == "$RUNTIME" ]] || continue
             states+=("$component=$(is_alive "$component" && echo up || echo down)")
         done
-        echo "$NODE kubernetes=$K8S kubelet=$KUBELET containerd=$CONTAINERD nri=$NRI slot=$SLOT ${states[*]}"
+        echo "$NODE kubernetes=$K8S kubelet=$KUBELET $(runtime_version | tr " " =) nri=$NRI slot=$SLOT ${states[*]}"
     done
 }
 

@@ -77,7 +77,8 @@ await_component() { # COMPONENT
     case $1 in
     etcd) await etcd "etcd's port" tcp_open 127.0.0.1 "$(port etcd)" ;;
     apiserver) await apiserver "API server with a default namespace" api_ready ;;
-    containerd) await containerd "containerd" cri_ready ;;
+    containerd) await "$1" "containerd" cri_ready containerd ;;
+    crio) await "$1" "CRI-O" cri_ready cri-o ;;
     controller-manager) await "$1" "healthy controller manager" manager_ready ;;
     kubelet*) await "$1" "healthy kubelet" kubelet_healthy ;;
     esac
@@ -88,7 +89,9 @@ tcp_open() { (exec 3<>"/dev/tcp/$1/$2"); }
 kubelet_healthy() { curl -fsS --max-time 5 "http://127.0.0.1:$(port kubelet-health)/healthz"; }
 
 kubectl() { "$(k8s_bin "$K8S")/kubectl" --kubeconfig="$DIR/admin.kubeconfig" "$@"; }
-ctr() { "$(containerd_bin "$CONTAINERD")/ctr" -a "$DIR/containerd.sock" "$@"; }
+ctr() { "$(containerd_bin "$CONTAINERD")/ctr" -a "$(runtime_socket)" "$@"; }
+
+runtime_socket() { echo "$DIR/$RUNTIME.sock"; }
 
 # kubectl takes seconds to start on a slow machine.
 api() { # PATH
@@ -106,12 +109,12 @@ manager_ready() {
 
 # The CRI's Version call with an empty message. The socket is there, and ctr content, before the CRI
 # plugin is; a kubelet that comes too early gives up ("server is not initialized yet").
-cri_ready() {
+cri_ready() { # NAME
     local answer
     answer=$(printf '\0\0\0\0\0' | curl -sS --max-time 5 --http2-prior-knowledge \
-        --unix-socket "$DIR/containerd.sock" -H 'content-type: application/grpc' -H 'te: trailers' \
+        --unix-socket "$(runtime_socket)" -H 'content-type: application/grpc' -H 'te: trailers' \
         --data-binary @- http://cri/runtime.v1.RuntimeService/Version | tr -d '\0')
-    [[ $answer == *containerd* ]]
+    [[ $answer == *"$1"* ]]
 }
 
 node_ready() { api "/api/v1/nodes/$NODE" | jq -e '.status.conditions[] | select(.type == "Ready") | .status == "True"'; }

@@ -15,9 +15,9 @@ slice() { echo "reprise_${NODE//-/_}.slice"; }
 write_unit() { # COMPONENT
     local more=''
     case $1 in
-    containerd | kubelet*) more=$'KillMode=process\nDelegate=yes\nTasksMax=infinity\n' ;;
+    containerd | crio | kubelet*) more=$'KillMode=process\nDelegate=yes\nTasksMax=infinity\n' ;;
     esac
-    [[ $1 != containerd ]] || more+=$'OOMScoreAdjust=-999\n'
+    [[ $1 != @(containerd|crio) ]] || more+=$'OOMScoreAdjust=-999\n'
     # A process is named by its id and when it began, see born.
     cat >"$UNITS/$(unit "$1")" <<END
 [Unit]
@@ -63,7 +63,7 @@ AllowedCPUs=$(cat /sys/devices/system/cpu/online)
 END
     systemctl daemon-reload
     # Each call has systemd read all units again.
-    mapfile -t units < <(for component in etcd apiserver controller-manager containerd kubelet; do unit "$component"; done)
+    mapfile -t units < <(for component in etcd apiserver controller-manager "$RUNTIME" kubelet; do unit "$component"; done)
     systemctl --quiet enable "${units[@]}"
 }
 
