@@ -172,6 +172,26 @@ fn a_plugin_that_is_not_there_or_does_not_answer_is_not_waited_for() {
 }
 
 #[test]
+fn nobody_hears_of_a_hidden_exit_before_it_is_shown_and_nothing_is_left_of_it() {
+    let Some(mut holder) = Holder::ready() else {
+        return;
+    };
+    holder.say("hide c1");
+    holder.ping();
+    let told = holder.exit("c1", 137);
+    holder.say("forget c1");
+    assert!(waits(&told));
+    holder.say("show c1");
+    told.recv_timeout(SOON).unwrap();
+    let exit = holder.dir.path().join("exits/c1");
+    let began = Instant::now();
+    while exit.exists() {
+        assert!(began.elapsed() < SOON);
+        thread::sleep(NOT_YET);
+    }
+}
+
+#[test]
 fn a_holder_that_dies_holds_nothing() {
     let Some(mut holder) = Holder::ready() else {
         return;

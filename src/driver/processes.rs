@@ -4,13 +4,14 @@ use std::io;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::Driver;
 use crate::cri::process::Process;
 use crate::cri::{CriError, Told};
 use crate::exit_hold::Hold;
 use crate::ids::ContainerId;
+use crate::times::{NOTED_LIMIT, STOP_LIMIT};
 
 /// A container's first process, if it is for us to end.
 pub(super) enum Found {
@@ -45,6 +46,29 @@ impl Driver {
             tracing::warn!(pod = %self.pod.key, container = %id, error, "the runtime is to end a container whose exit may be seen too early by that");
             Found::NotAsked
         })
+    }
+
+    /// Ends a placeholder that is to be removed. CRI-O shows it as exited from its end on, of which it is told only when it has
+    /// removed it: what it does by itself after an end takes longer than that.
+    pub(super) async fn end_unseen(&self, id: &ContainerId) {
+        let placeholder = self.instance(id).is_some_and(|it| it.is_placeholder());
+        if let Hold::Holder(keeper) = &self.tools.hold
+            && placeholder
+        {
+            keeper.hide(id.clone());
+            if let Found::Runs(process, _) = self.process(id).await {
+                // If it does not end, its removal will tell.
+                let _ = end(&process, Signal::SIGKILL, STOP_LIMIT).await;
+                sleep(NOTED_LIMIT).await;
+            }
+        }
+    }
+
+    /// It has been removed: whoever hears of its end knows nothing of it.
+    pub(super) fn end_is_over(&self, id: &ContainerId) {
+        if let Hold::Holder(keeper) = &self.tools.hold {
+            keeper.show(id.clone());
+        }
     }
 }
 

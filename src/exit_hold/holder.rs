@@ -7,8 +7,8 @@
 //!
 //! It is a process of its own, because conmon waits for ever for whoever is to answer the kernel and does not: a plugin that is
 //! stopped, busy or dead keeps nobody waiting. All that the holder holds is let go when it ends. Which containers it asks about it
-//! is told by the plugin, a word a line: `hold ID MARKER`, `forget ID`; to `ping` it answers `pong`. All other exits are let go
-//! at once.
+//! is told by the plugin, a word a line: `hold ID MARKER`, `forget ID`; to `ping` it answers `pong`. Those of `hide ID` are told to
+//! nobody before `show ID`. All other exits are let go at once.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -39,8 +39,10 @@ use crate::ids::ExitCode;
 pub(super) const READY: &str = "ready";
 pub(super) const PONG: &str = "pong";
 
-/// Between two looks whether anything is still held.
-const END_INTERVAL: Duration = Duration::from_millis(20);
+/// Between two looks whether anything is still held, hidden or to be tidied away.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+/// In which conmon has told of an exit that it may tell of.
+const TELLING_LIMIT: Duration = Duration::from_secs(2);
 /// What a held exit takes of the descriptors: conmon's file, the socket, and what is read before.
 const DESCRIPTORS_EACH: u64 = 3;
 /// What is left for the kernel to tell of others: if it has none for an event, conmon's file is not opened at all.
@@ -115,14 +117,33 @@ pub fn main(args: &[OsString], words: impl BufRead, mut answers: impl Write) {
     }
 }
 
+/// What becomes of a container's exit.
+#[derive(Debug, Clone)]
+enum Watched {
+    /// The plugin says; its marker, if the plugin is away.
+    Ask(PathBuf),
+    /// Nobody hears of it.
+    Hide,
+}
+
+impl Watched {
+    fn is_asked_about(&self) -> bool {
+        matches!(self, Self::Ask(_))
+    }
+
+    fn is_hidden(&self) -> bool {
+        matches!(self, Self::Hide)
+    }
+}
+
 #[derive(Debug)]
 struct Holder {
     args: HolderArgs,
     group: Fanotify,
     /// The directory of exits, by which a new one of that name is told apart.
     dir: File,
-    /// Markers of containers whose exits may be held.
-    markers: Mutex<HashMap<String, PathBuf>>,
+    /// The containers that are not to be let go at once.
+    watched: Mutex<HashMap<String, Watched>>,
     held: AtomicUsize,
     most: usize,
 }
@@ -153,7 +174,7 @@ impl Holder {
             args,
             group,
             dir,
-            markers: Mutex::default(),
+            watched: Mutex::default(),
             held: AtomicUsize::new(0),
             most,
         }))
@@ -187,7 +208,7 @@ impl Holder {
             None::<&Path>,
         );
         while self.held.load(Ordering::Relaxed) > 0 {
-            thread::sleep(END_INTERVAL);
+            thread::sleep(LOOK_INTERVAL);
         }
     }
 
@@ -202,16 +223,36 @@ impl Holder {
         let mut words = words.splitn(3, ' ');
         match (words.next(), words.next(), words.next()) {
             (Some("hold"), Some(id), Some(marker)) => {
-                self.markers().insert(id.to_owned(), marker.into());
+                let ask = Watched::Ask(marker.into());
+                self.watched().insert(id.to_owned(), ask);
             }
-            (Some("forget"), Some(id), None) => drop(self.markers().remove(id)),
+            (Some("hide"), Some(id), None) => {
+                self.watched().insert(id.to_owned(), Watched::Hide);
+            }
+            (Some("forget"), Some(id), None) => self.unwatch(id, Watched::is_asked_about),
+            (Some("show"), Some(id), None) => self.unwatch(id, Watched::is_hidden),
             // Of another version.
             _ => {}
         }
     }
 
-    fn markers(&self) -> MutexGuard<'_, HashMap<String, PathBuf>> {
-        self.markers.lock().unwrap_or_else(PoisonError::into_inner)
+    fn watched(&self) -> MutexGuard<'_, HashMap<String, Watched>> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn unwatch(&self, id: &str, is_meant: impl Fn(&Watched) -> bool) {
+        let mut watched = self.watched();
+        if watched.get(id).is_some_and(is_meant) {
+            watched.remove(id);
+        }
+    }
+
+    /// CRI-O removes what tells of an exit, but not of a container that it does not know any more.
+    fn tidy(&self, id: &str) {
+        let until = Instant::now() + TELLING_LIMIT;
+        while Instant::now() < until && fs::remove_file(self.args.exits.join(id)).is_err() {
+            thread::sleep(LOOK_INTERVAL);
+        }
     }
 
     /// Ends with the process.
@@ -232,13 +273,16 @@ impl Holder {
             return;
         };
         let id = container(fd);
-        let marker = id.as_ref().and_then(|id| self.markers().get(id).cloned());
+        let watched = id.as_ref().and_then(|id| self.watched().get(id).cloned());
         let held = Held::new(Arc::clone(self), event);
         let room = self.held.load(Ordering::Relaxed) <= self.most;
-        if let Some((id, marker)) = id.zip(marker).filter(|_| room) {
+        if let Some((id, watched)) = id.zip(watched).filter(|_| room) {
             let thread = thread::Builder::new().stack_size(STACK_SIZE);
             // If there can be none, it is let go.
-            let _ = thread.spawn(move || held.wait(id, marker));
+            let _ = thread.spawn(move || match watched {
+                Watched::Ask(marker) => held.wait(id, marker),
+                Watched::Hide => held.hide(&id),
+            });
         }
     }
 }
@@ -291,6 +335,15 @@ impl Held {
             let code = code_of(conmon);
             hook::wait(&HookArgs { socket, marker }, &Exit { id, code, deadline });
         });
+    }
+
+    fn hide(self, id: &str) {
+        let (deadline, holder) = (self.deadline(), Arc::clone(&self.holder));
+        while Instant::now() < deadline && holder.watched().contains_key(id) {
+            thread::sleep(LOOK_INTERVAL);
+        }
+        drop(self);
+        holder.tidy(id);
     }
 
     /// From when conmon made the file, whoever may have held it meanwhile.

@@ -35,6 +35,9 @@ pub struct Keeper {
 enum News {
     /// The exit of this container may be held. The marker says whether it is while no plugin is there.
     Hold(ContainerId, PathBuf),
+    /// Nobody is to hear of the exit of this one.
+    Hide(ContainerId),
+    Show(ContainerId),
     Forget(ContainerId),
 }
 
@@ -42,6 +45,8 @@ impl News {
     fn word(&self) -> String {
         match self {
             Self::Hold(id, marker) => format!("hold {id} {}\n", marker.display()),
+            Self::Hide(id) => format!("hide {id}\n"),
+            Self::Show(id) => format!("show {id}\n"),
             Self::Forget(id) => format!("forget {id}\n"),
         }
     }
@@ -85,6 +90,16 @@ impl Keeper {
     pub fn hold(&self, id: ContainerId, marker: PathBuf) {
         // The task ends with the last sender.
         let _ = self.news.send(News::Hold(id, marker));
+    }
+
+    /// The exit of this container, which is being removed, is told to nobody: until it is shown, but not for longer than any.
+    pub fn hide(&self, id: ContainerId) {
+        let _ = self.news.send(News::Hide(id));
+    }
+
+    /// It has been removed.
+    pub fn show(&self, id: ContainerId) {
+        let _ = self.news.send(News::Show(id));
     }
 
     /// This container is gone.
@@ -139,6 +154,8 @@ async fn keep(
 fn note(known: &mut Known, news: News) {
     match news {
         News::Hold(id, marker) => drop(known.insert(id, marker)),
+        // Another holder would come too late.
+        News::Hide(_) | News::Show(_) => {}
         News::Forget(id) => drop(known.remove(&id)),
     }
 }
