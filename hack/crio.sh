@@ -39,12 +39,12 @@ ensure_crio() { # VERSION
 write_crio_config() {
     local driver=cgroupfs
     ! has_systemd_cgroups || driver=systemd
-    mkdir -p "$DIR"/crio/{root,hooks,keys,policies,conf.d}
+    mkdir -p "$DIR"/crio/{hooks,keys,policies,conf.d}
     echo '{"default": [{"type": "insecureAcceptAnything"}]}' >"$DIR/crio/policy.json"
     write_crio_runc
     cat >"$DIR/crio.conf" <<END
 [crio]
-root = "$DIR/crio/root"
+root = "$(crio_root)"
 runroot = "$DIR/crio/run/storage"
 storage_driver = "overlay"
 log_dir = "$DIR/crio/log"
@@ -97,6 +97,9 @@ nri_plugin_config_dir = "$DIR/nri/conf.d"
 END
 }
 
+# At each removal CRI-O waits for the disk, which other nodes may keep busy: it is in memory, unless a reboot is to be outlived.
+crio_root() { if has_systemd; then echo "$DIR/crio/root"; else echo "$DIR/crio/run/root"; fi; }
+
 # CRI-O asks for what needs CAP_SYS_RESOURCE, and for limits of huge pages, which a cgroup may lack. containerd has settings
 # for both.
 write_crio_runc() {
@@ -106,20 +109,21 @@ write_crio_runc() {
         | if .process.oomScoreAdj < 0 then .process.oomScoreAdj = 0 else . end
         | if .process.capabilities then .process.capabilities[] -= ["CAP_SYS_RESOURCE"] else . end'
     cat >"$DIR/bin/crio-runc" <<END
-#!/bin/bash
-for ((i = 1; i < \$#; i++)); do
-    [[ \${!i} != --bundle ]] || { i=\$((i + 1)) && bundle=\${!i}; }
+#!/bin/sh
+for arg; do
+    [ "\$before" != --bundle ] || config=\$arg/config.json
+    before=\$arg
 done
-if [[ -v bundle && " \$* " == *' create '* ]]; then
-    jq '$filter' "\$bundle/config.json" >"\$bundle/config.json.new" && mv "\$bundle/config.json.new" "\$bundle/config.json"
-fi
+# Only \`create\` has one.
+[ ! "\$config" ] || { jq '$filter' "\$config" >"\$config.new" && mv "\$config.new" "\$config"; }
 exec $runc "\$@"
 END
     chmod 755 "$DIR/bin/crio-runc"
 }
 
 import_crio_image() { # TAR
-    local name storage="overlay@$DIR/crio/root+$DIR/crio/run/storage"
+    local name storage
+    storage="overlay@$(crio_root)+$DIR/crio/run/storage"
     name=$(tar -xOf "$1" manifest.json | jq -r '.[0].RepoTags[0]')
     TMPDIR=$DIR/crio/run skopeo --policy "$DIR/crio/policy.json" copy "docker-archive:$1" "containers-storage:[$storage]$name"
 }

@@ -24,7 +24,7 @@ pub fn stub(tools: Tools, run_dir: &Path) -> StubBuilder<impl Plugin> {
         registry: Arc::new(registry),
         declaration: None,
         records,
-        hook: "/opt/reprise".into(),
+        hook: Some("/opt/reprise".into()),
         copies: None,
         hook_socket: run_dir.join("hook.sock"),
         missed: Arc::new(Notify::new()),

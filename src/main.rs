@@ -9,7 +9,7 @@ use nri::Launched;
 use reprise::check;
 use reprise::cli::{CleanupArgs, Cli, Command};
 use reprise::config::{Config, LogFormat, RunArgs};
-use reprise::exit_hold::hook;
+use reprise::exit_hold::{holder, hook};
 use reprise::log::{Escaping, LastLines, Queue};
 use reprise::supervisor::{self, End, LockError, RemovalError};
 use tikv_jemallocator::Jemalloc;
@@ -28,11 +28,16 @@ fn main() -> ExitCode {
     // First of all: the runtime waits for its hook, and a command line parser is slower than the hook itself. It would also
     // object to arguments, which the runtime would take for a failure of its own.
     let args: Vec<OsString> = std::env::args_os().skip(1).collect();
-    if let Some((name, rest)) = args.split_first()
-        && name == "hook"
-    {
-        hook::main(rest, io::stdin());
-        return ExitCode::SUCCESS;
+    if let Some((name, rest)) = args.split_first() {
+        if name == "hook" {
+            hook::main(rest, io::stdin());
+            return ExitCode::SUCCESS;
+        }
+        // The plugin's own, and nobody else's.
+        if name == "hold" {
+            holder::main(rest, io::stdin().lock(), io::stdout());
+            return ExitCode::SUCCESS;
+        }
     }
     let launched_by_nri = std::env::var_os("NRI_PLUGIN_NAME").is_some();
     let cli = Cli::from_arguments(std::env::args_os(), launched_by_nri)

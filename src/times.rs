@@ -148,6 +148,9 @@ pub(crate) const SIGNAL_LIMIT: Duration = Duration::from_secs(2);
 pub(crate) const SIGNAL_INTERVAL: Duration = Duration::from_secs(5);
 /// The runtime's answer where it is to kill a container.
 pub(crate) const STOP_LIMIT: Duration = Duration::from_secs(10);
+/// In which conmon writes down what a placeholder has ended with. CRI-O looks for it when it is to remove it, and next half a
+/// second later (`waitForExitFile`, `internal/oci/runtime_oci.go` 1.36).
+pub(crate) const NOTED_LIMIT: Duration = Duration::from_millis(60);
 /// How long one removal is tried before it is tried afresh.
 pub(crate) const REMOVE_LIMIT: Duration = Duration::from_secs(30);
 /// How long a call counts as one of those at once: where it waits for a container to end, the work is done by then.

@@ -31,6 +31,7 @@ from_scenarios!(
     "../../tests/scenarios/restarted.rs" restarted,
     "../../tests/scenarios/runtime.rs" runtime,
     "../../tests/scenarios/shape.rs" shape,
+    "../../tests/scenarios/skipped.rs" skipped,
     "../../tests/scenarios/stage.rs" stage,
     "../../tests/scenarios/wait.rs" wait,
 );

@@ -18,8 +18,9 @@ use super::api::runtime::v1::image_service_client::ImageServiceClient;
 use super::api::runtime::v1::runtime_service_client::RuntimeServiceClient;
 use super::config::{Recovered, as_asked_for, recover};
 use super::containerd::Containerd;
+use super::crio::{self, Told};
 use super::error::CriError;
-use super::handlers;
+use super::handlers::{self, Handlers};
 use super::model::{ContainerStatus, ContainerSummary, RuntimeVersion, SandboxSummary};
 use super::poststop;
 use crate::ids::{Attempt, ContainerId, ExitCode, SandboxId};
@@ -124,17 +125,26 @@ impl Client {
         Ok(answer.into())
     }
 
-    /// The runtime handlers whose containers run no OCI hooks on the host. None where the runtime does not tell, as
-    /// CRI-O.
-    pub async fn handlers_without_hooks(&self) -> Result<HashSet<String>, CriError> {
+    /// The runtime handlers of whose containers no exit can be held: they run no OCI hooks on the host, and on CRI-O they have no
+    /// conmon. None where the runtime does not tell.
+    pub async fn handlers_without_hold(&self) -> Result<HashSet<String>, CriError> {
+        Ok(self.handlers().await?.without_hold)
+    }
+
+    /// Where CRI-O is told of exits; `None`: it does not say, or the runtime is another one.
+    pub async fn exits(&self) -> Result<Option<PathBuf>, CriError> {
+        Ok(self.handlers().await?.exits)
+    }
+
+    async fn handlers(&self) -> Result<Handlers, CriError> {
         let message = api::StatusRequest { verbose: true };
         let call = self.read("Status");
         let answer = call
             .finish(self.rpc().status(call.request(message)))
             .await?;
         match answer.info.get(RUNTIME_CONFIG) {
-            Some(config) => handlers::without_hooks(config),
-            None => Ok(HashSet::new()),
+            Some(config) => handlers::read(config),
+            None => Ok(Handlers::default()),
         }
     }
 
@@ -195,6 +205,14 @@ impl Client {
         Ok((known(answer.status, id)?, recovered))
     }
 
+    /// What CRI-O tells at length of one container; `None`: it is another runtime, or tells nothing.
+    pub async fn told(&self, id: &ContainerId) -> Result<Option<Told>, CriError> {
+        let (rpc, _turn) = self.verbose_rpc().await;
+        let mut answer = self.status_of(rpc, id, true).await?;
+        let info = answer.info.remove(INFO);
+        info.map(|info| crio::read(&info)).transpose()
+    }
+
     /// The sandboxes of the node.
     pub async fn list_sandboxes(&self) -> Result<Vec<SandboxSummary>, CriError> {
         let message = api::ListPodSandboxRequest { filter: None };
@@ -223,6 +241,33 @@ impl Client {
             Some(info) => recover("PodSandboxStatus", &info),
             None => Ok(None),
         }
+    }
+
+    /// As much of the configuration that a sandbox was made from as every runtime tells.
+    pub async fn sandbox_outline(&self, id: &SandboxId) -> Result<api::PodSandboxConfig, CriError> {
+        let message = api::PodSandboxStatusRequest {
+            pod_sandbox_id: id.to_string(),
+            verbose: false,
+        };
+        let call = self.read("PodSandboxStatus");
+        let answer = call
+            .finish(self.rpc().pod_sandbox_status(call.request(message)))
+            .await?;
+        let status = answer.status.unwrap_or_default();
+        let namespaces = status.linux.and_then(|linux| linux.namespaces);
+        Ok(api::PodSandboxConfig {
+            metadata: status.metadata,
+            labels: status.labels,
+            annotations: status.annotations,
+            linux: Some(api::LinuxPodSandboxConfig {
+                security_context: Some(api::LinuxSandboxSecurityContext {
+                    namespace_options: namespaces.and_then(|it| it.options),
+                    ..Default::default()
+                }),
+                ..Default::default()
+            }),
+            ..Default::default()
+        })
     }
 
     /// The image that is found by this name now, as containers are made from it; `None`: there is none.
@@ -449,9 +494,9 @@ fn known(
     status.try_into()
 }
 
-/// The key of containerd's configuration in its verbose status.
+/// The key of the runtime's configuration in its verbose status.
 const RUNTIME_CONFIG: &str = "config";
-/// The key of containerd's JSON in a verbose answer.
+/// The key of the JSON in a verbose answer.
 const INFO: &str = "info";
 
 /// One call: its name and deadline, and what is needed to tell its failure.

@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use serde_json::error::Category;
 use tonic::{Code, Status};
 
@@ -55,6 +56,14 @@ pub enum CriError {
         socket: PathBuf,
         /// Why, and what to look at.
         reason: String,
+    },
+    /// The container's process cannot be ended, or its end awaited.
+    #[error("cannot send {signal} to the container's process: {source}")]
+    Signal {
+        /// The signal.
+        signal: Signal,
+        /// What the system said.
+        source: io::Error,
     },
     /// No answer in time: whether the call took effect is unknown.
     #[error("{call}: no answer within {limit:?}")]

@@ -1,4 +1,4 @@
-//! The container runtime: a typed client of its CRI, and of containerd's own API beside it.
+//! The container runtime: a typed client of its CRI, and of containerd's own API beside it; the processes of its containers.
 //!
 //! Nothing here decides anything: every call is one request with a deadline, and every failure says what kind it is.
 
@@ -6,12 +6,14 @@ mod api;
 mod client;
 mod config;
 mod containerd;
+mod crio;
 mod error;
 #[cfg(test)]
 pub(crate) mod fake;
 mod handlers;
 mod model;
 mod poststop;
+pub(crate) mod process;
 
 pub use api::runtime::v1::{
     ContainerConfig, ContainerMetadata, ImageSpec, LinuxContainerConfig, LinuxContainerResources,
@@ -20,6 +22,7 @@ pub use api::runtime::v1::{
 pub use client::{Client, Deadlines};
 pub use config::Recovered;
 pub use containerd::{Containerd, ExitFeed, TaskExit};
+pub use crio::Told;
 pub use error::CriError;
 pub(crate) use model::POD_UID;
 pub use model::{
@@ -27,11 +30,12 @@ pub use model::{
     SandboxState, SandboxSummary,
 };
 
-/// Reads a text that claims to be containerd's verbose info in every way in which one is read, for the fuzzer. The
+/// Reads a text that claims to be a runtime's verbose info in every way in which one is read, for the fuzzer. The
 /// configuration of a container in it, with the status that such a container would have.
 pub(crate) fn read_verbose_info(info: &str) -> Option<(ContainerStatus, ContainerConfig)> {
-    let _ = handlers::without_hooks(info);
+    let _ = handlers::read(info);
     let _ = poststop::hooks(info);
+    let _ = crio::read(info);
     let _ = config::recover::<PodSandboxConfig>("PodSandboxStatus", info);
     let recovered = config::recover::<ContainerConfig>("ContainerStatus", info);
     let config = recovered.ok()??.config;

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use tokio::time::{Instant, sleep};
 
+use super::processes::{Found, end};
 use super::{Driver, State};
 use crate::cri::{ContainerState, CriError};
 use crate::exit_hold;
@@ -24,9 +26,7 @@ impl Driver {
     pub(super) async fn kill(self: Arc<Self>, id: ContainerId) {
         // A pod that was deleted meanwhile has time to stop.
         while self.wants(Task::Kill(&id)) {
-            let cri = &self.tools.cri;
-            let stop = cri.stop_container(&id, Duration::ZERO, STOP_LIMIT);
-            let result = self.bounds.kill(stop).await;
+            let result = self.bounds.kill(self.kill_once(&id)).await;
             let event = match result {
                 // The runtime stops nothing that it has not started (containerd `stopContainer`), and starts it then.
                 Ok(()) if self.is_yet_to_end(&id).await => None,
@@ -48,6 +48,17 @@ impl Driver {
             });
         }
         self.lock().kills.remove(&id);
+    }
+
+    async fn kill_once(&self, id: &ContainerId) -> Result<(), CriError> {
+        match self.process(id).await {
+            Found::Runs(process, _) => end(&process, Signal::SIGKILL, STOP_LIMIT).await,
+            Found::Ended => Ok(()),
+            Found::NotAsked => {
+                let cri = &self.tools.cri;
+                cri.stop_container(id, Duration::ZERO, STOP_LIMIT).await
+            }
+        }
     }
 
     /// Asks the runtime only about a container of which no end has been heard.

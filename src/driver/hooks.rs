@@ -20,8 +20,8 @@ pub(super) struct Hooks {
     /// Containers that the runtime is about to make.
     asked: HashMap<ContainerName, Asked>,
     refused: Option<Instant>,
-    /// The pod's runtime handler runs none on the host.
-    hookless: bool,
+    /// Why the pod's containers are made without.
+    without: Option<Unprotected>,
     /// What was said last of containers without.
     said: Option<Unprotected>,
 }
@@ -35,9 +35,9 @@ struct Asked {
 
 impl Hooks {
     /// Nothing was asked yet.
-    pub(super) fn new(hookless: bool) -> Self {
+    pub(super) fn new(without: Option<Unprotected>) -> Self {
         Self {
-            hookless,
+            without,
             ..Self::default()
         }
     }
@@ -51,7 +51,7 @@ impl Hooks {
     /// Whether a container that is about to be made is to have the hook, if one is `wanted`.
     pub(super) fn ask(&mut self, name: &ContainerName, wanted: bool, now: Instant) -> bool {
         let before = self.asked.get(name).map(|before| before.hooked);
-        let wanted = wanted && !self.hookless;
+        let wanted = wanted && self.without.is_none();
         let hooked = wanted && before.map_or(!self.are_refused(now), |hooked| !hooked);
         let instead = !hooked && before == Some(true);
         self.asked.insert(name.clone(), Asked { hooked, instead });
@@ -70,8 +70,8 @@ impl Hooks {
 
     /// Why containers are without, unless that was said last.
     pub(super) fn why_unprotected(&mut self, now: Instant) -> Option<Unprotected> {
-        let why = if self.hookless {
-            Unprotected::NoHooks
+        let why = if let Some(why) = self.without {
+            why
         } else if self.are_refused(now) {
             Unprotected::HooksRefused
         } else {

@@ -10,6 +10,7 @@ mod hosts;
 mod lifecycle;
 mod perform;
 mod placeholder;
+mod processes;
 mod replay;
 mod starts;
 mod stop;
@@ -33,13 +34,13 @@ use tokio::task::{AbortHandle, JoinHandle, spawn_blocking};
 use crate::back_off::Past;
 use crate::clock::{Clock, Moment};
 use crate::cri::{self, Containerd};
-use crate::exit_hold::{HoldDecision, HoldRequest};
+use crate::exit_hold::{Hold, HoldDecision, HoldRequest};
 use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity};
 use crate::kube::{Endings, KubeletFeatures, Manifest, PodSpec, StaticPods};
 use crate::node::Instance;
 use crate::policy::{Unread, Written};
 use crate::records::Records;
-use crate::report::Reporter;
+use crate::report::{Reporter, Unprotected};
 use crate::restart::machine::{Event, Record};
 use crate::restart::pod::{Order, Pod, Shared, Task};
 use bounds::Bounds;
@@ -56,6 +57,8 @@ pub struct Tools {
     pub cri: cri::Client,
     /// The same, if it is containerd.
     pub containerd: Option<Containerd>,
+    /// How exits are held.
+    pub hold: Hold,
     /// What is decided with, the same for all pods.
     pub shared: Arc<Shared>,
     /// Which pods restart at once.
@@ -123,8 +126,8 @@ pub struct Charge {
     pub annotations: Unread,
     /// Whether it comes from a manifest on this node.
     pub is_static: bool,
-    /// Whether its runtime handler runs hooks on the host.
-    pub runs_hooks: bool,
+    /// Whether exits can be held under its runtime handler.
+    pub holdable: bool,
     /// What the kubelet does by itself; `None`: the API server has not told.
     pub native: Option<KubeletFeatures>,
     /// Its spec, if the API server has told.
@@ -141,6 +144,8 @@ pub struct Driver {
     placeholders: Placeholders,
     bounds: Bounds,
     hosts: hosts::Known,
+    /// Whether exits can be held under its runtime handler.
+    holdable: bool,
     state: Mutex<State>,
     /// Its annotations have been read.
     read: watch::Sender<bool>,
@@ -212,10 +217,16 @@ impl Driver {
     pub fn spawn(tools: Arc<Tools>, pod: PodIdentity, charge: Charge) -> Arc<Self> {
         let (jobs, queue) = mpsc::unbounded_channel();
         let unread = !charge.annotations.is_empty();
+        let without = match tools.hold {
+            _ if !charge.holdable => Some(Unprotected::NoHooks),
+            Hold::Hook => None,
+            Hold::Holder(_) | Hold::Nothing => Some(Unprotected::NotHeld),
+        };
         let driver = Arc::new(Self {
             placeholders: Placeholders::new(pod.sandbox.clone()),
             bounds: Bounds::new(),
             hosts: hosts::Known::default(),
+            holdable: charge.holdable,
             state: Mutex::new(State {
                 pod: Pod::new(
                     pod.clone(),
@@ -223,7 +234,7 @@ impl Driver {
                     charge.native,
                     charge.past,
                 ),
-                hooks: Hooks::new(!charge.runs_hooks),
+                hooks: Hooks::new(without),
                 waiting: HashMap::new(),
                 kills: HashMap::new(),
                 sweeping: HashSet::new(),
@@ -292,6 +303,15 @@ impl Driver {
     /// Whether what runs is being stopped behind its shield.
     pub(crate) fn hides(&self) -> bool {
         self.wants(Task::Hide)
+    }
+
+    /// Whether exits of its containers are held, where it is not for each of them to have a hook or not.
+    pub(crate) fn is_held_without_hook(&self) -> Option<bool> {
+        match &self.tools.hold {
+            Hold::Hook => None,
+            Hold::Holder(keeper) => Some(self.holdable && keeper.holds()),
+            Hold::Nothing => Some(false),
+        }
     }
 
     /// Whose restarts these are.
@@ -379,7 +399,12 @@ impl Driver {
     pub(crate) fn decide_hold(self: &Arc<Self>, request: &HoldRequest) -> HoldDecision {
         let id = &request.container;
         self.with(|state, now| {
-            if !state.pod.decide_hold(id, request.waited, now) {
+            let mut waits = state.pod.decide_hold(id, request.waited, now);
+            if request.code.is_some() {
+                state.pod.ended(id, request.code, now);
+                waits = state.pod.is_held(id);
+            }
+            if !waits {
                 return HoldDecision::Go;
             }
             let (release, released) = oneshot::channel();

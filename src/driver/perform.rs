@@ -279,8 +279,11 @@ impl Driver {
                 return;
             }
             loop {
-                let cri = &driver.tools.cri;
-                let remove = cri.remove_when_exited(&id, Instant::now() + REMOVE_LIMIT);
+                let remove = async {
+                    driver.end_unseen(&id).await;
+                    let until = Instant::now() + REMOVE_LIMIT;
+                    driver.tools.cri.remove_when_exited(&id, until).await
+                };
                 let Err(error) = driver.bounds.remove(remove).await else {
                     break;
                 };
@@ -292,6 +295,7 @@ impl Driver {
             }
             driver.lock().sweeping.remove(&id);
             driver.removed(&id);
+            driver.end_is_over(&id);
         });
     }
 

@@ -17,10 +17,25 @@ use crate::plan::RestartId;
 #[derive(Debug)]
 pub(super) struct Placeholders {
     sandbox: SandboxId,
-    config: OnceCell<PodSandboxConfig>,
+    config: OnceCell<Sandbox>,
     /// The runtime reserves `name_pod_namespace_uid_attempt`. The kubelet counts attempts from 0 up, we from the
     /// top down.
     next_attempt: AtomicU32,
+}
+
+/// What a placeholder's sandbox was made from.
+#[derive(Debug)]
+enum Sandbox {
+    Whole(PodSandboxConfig),
+    /// CRI-O does not tell all of it.
+    Outline(PodSandboxConfig),
+}
+
+impl Sandbox {
+    fn config(&self) -> &PodSandboxConfig {
+        let (Self::Whole(config) | Self::Outline(config)) = self;
+        config
+    }
 }
 
 impl Placeholders {
@@ -43,13 +58,19 @@ impl Placeholders {
         wanted: impl Fn() -> bool,
     ) -> Result<ContainerId, CriError> {
         let status = cri.container_status(like).await?;
-        let sandbox = self
-            .config
-            .get_or_try_init(|| self.sandbox_config(cri))
-            .await?;
+        let sandbox = self.config.get_or_try_init(|| self.sandbox(cri)).await?;
+        // CRI-O has runc look for the command when it makes a container.
+        let command = match sandbox {
+            Sandbox::Whole(_) => Vec::new(),
+            Sandbox::Outline(_) => cri.told(like).await?.map(|it| it.args).unwrap_or_default(),
+        };
+        let sandbox = sandbox.config();
         loop {
             let attempt = self.next_attempt.fetch_sub(1, Ordering::Relaxed);
-            let config = config(name, attempt, &status, sandbox, restart);
+            let config = ContainerConfig {
+                command: command.clone(),
+                ..config(name, attempt, &status, sandbox, restart)
+            };
             let made = cri.create_container(&self.sandbox, &config, sandbox, &wanted);
             match made.await {
                 // One that a predecessor left and that is being swept.
@@ -60,11 +81,14 @@ impl Placeholders {
     }
 
     /// The real one: a runtime compares the user namespaces of container and sandbox.
-    async fn sandbox_config(&self, cri: &cri::Client) -> Result<PodSandboxConfig, CriError> {
-        let recovered = cri.sandbox_config(&self.sandbox).await?;
-        Ok(recovered
-            .map(|recovered| recovered.config)
-            .unwrap_or_default())
+    async fn sandbox(&self, cri: &cri::Client) -> Result<Sandbox, CriError> {
+        match cri.sandbox_config(&self.sandbox).await? {
+            Some(recovered) => Ok(Sandbox::Whole(recovered.config)),
+            None => cri
+                .sandbox_outline(&self.sandbox)
+                .await
+                .map(Sandbox::Outline),
+        }
     }
 }
 
@@ -95,13 +119,16 @@ fn config(
         }),
         image: Some(ImageSpec {
             image: like.image_ref.clone(),
+            // By which CRI-O finds the policy for its signature.
+            user_specified_image: like.image.image.clone(),
             ..Default::default()
         }),
         labels,
         annotations,
         // The kubelet deletes `<log path>*` with a container: an empty one would be the pod's whole directory,
-        // and one that begins with a number would count as an attempt.
-        log_path: format!("{name}/reprise-{attempt}.log"),
+        // and one that begins with a number would count as an attempt. CRI-O makes it with the container, in a directory that
+        // must be there.
+        log_path: format!("{}/reprise-{attempt}.log", like.name),
         linux: Some(LinuxContainerConfig {
             security_context: Some(LinuxContainerSecurityContext {
                 namespace_options: namespaces,

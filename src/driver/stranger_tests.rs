@@ -31,6 +31,8 @@ fn shared(start: Start) -> Arc<Shared> {
     Arc::new(Shared {
         gate: Arc::default(),
         start,
+        tells_all: true,
+        removals_show: false,
         replay_devices: Vec::new(),
         back_off: BackOff::try_new(Duration::ZERO, Duration::ZERO, Duration::ZERO).unwrap(),
     })
@@ -40,6 +42,7 @@ pub(crate) fn hold_request(container: &str) -> HoldRequest {
     HoldRequest {
         container: container.into(),
         waited: Duration::ZERO,
+        code: None,
     }
 }
 
@@ -60,7 +63,7 @@ fn spawn(tools: &Arc<Tools>, annotations: &[(&str, &str)], is_static: bool) -> A
     let charge = Charge {
         annotations: Unread::of(annotations.iter().copied()),
         is_static,
-        runs_hooks: true,
+        holdable: true,
         native: None,
         spec: None,
         past: Past::default(),

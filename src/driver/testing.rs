@@ -9,6 +9,7 @@ use crate::back_off::BackOff;
 use crate::clock::{Clock, Times};
 use crate::cri;
 use crate::driver::turns::Turns;
+use crate::exit_hold::Hold;
 use crate::kube::StaticPods;
 use crate::policy::Start;
 use crate::records::Records;
@@ -20,6 +21,7 @@ pub(crate) fn tools(cri: cri::Client, dir: &Path) -> Tools {
     Tools {
         cri,
         containerd: None,
+        hold: Hold::Hook,
         records: Records::open(&dir.join("state"), &dir.join("run")).unwrap(),
         reporter: Reporter::new(None, None),
         endings: None,
@@ -33,6 +35,8 @@ pub(crate) fn tools(cri: cri::Client, dir: &Path) -> Tools {
         shared: Arc::new(Shared {
             gate: Arc::default(),
             start: Start::Kubelet,
+            tells_all: true,
+            removals_show: false,
             replay_devices: Vec::new(),
             back_off: BackOff::try_new(ten, most, reset).unwrap(),
         }),

@@ -52,7 +52,7 @@ impl Place {
         let charge = Charge {
             annotations: Unread::of([("restart-rules.reprise.dev", RULES)]),
             is_static: false,
-            runs_hooks: true,
+            holdable: true,
             native: None,
             spec: PodSpec::from_pod(&pod, "node").map(Arc::new),
             past: self.past.clone(),
@@ -78,7 +78,11 @@ fn ask(driver: &Arc<Driver>, id: &str) -> HoldDecision {
 
 fn ask_after(driver: &Arc<Driver>, id: &str, waited: Duration) -> HoldDecision {
     let container = id.into();
-    driver.decide_hold(&HoldRequest { container, waited })
+    driver.decide_hold(&HoldRequest {
+        container,
+        waited,
+        code: None,
+    })
 }
 
 /// A restart that `a` has asked for.

@@ -13,6 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::{LIMIT, WAIT};
+use crate::ids::ExitCode;
 
 /// The executable's name among the hook's arguments.
 const PROGRAM: &str = "reprise";
@@ -73,15 +74,43 @@ pub fn main(args: &[OsString], state: impl Read + Send + 'static) {
     let Some(args) = HookArgs::parse(args) else {
         return;
     };
+    bounded(move || run(&args, state));
+}
+
+/// Does it, or gives up waiting for it.
+pub(super) fn bounded(work: impl FnOnce() + Send + 'static) {
     let (done, over) = mpsc::channel::<()>();
-    let hook = thread::Builder::new().spawn(move || {
+    let working = thread::Builder::new().spawn(move || {
         // Dropped at the end, also by a panic.
         let _done = done;
-        run(&args, state);
+        work();
     });
-    if hook.is_ok() {
+    if working.is_ok() {
         // Nothing is ever sent: it is over, or it takes too long.
         let _ = over.recv_timeout(LONGEST);
+    }
+}
+
+/// The exit of a container, about which the plugin is asked.
+#[derive(Debug)]
+pub(super) struct Exit {
+    pub(super) id: String,
+    /// What it exited with, where whoever asks can tell.
+    pub(super) code: Option<ExitCode>,
+    /// When it is let go in any case.
+    pub(super) deadline: Instant,
+}
+
+impl Exit {
+    /// What the plugin is asked.
+    fn question(&self) -> String {
+        let Self { id, code, deadline } = self;
+        let left = deadline.saturating_duration_since(Instant::now());
+        let waited = LIMIT.saturating_sub(left).as_millis();
+        match code {
+            Some(ExitCode(code)) => format!("{id} {waited} {code}\n"),
+            None => format!("{id} {waited}\n"),
+        }
     }
 }
 
@@ -94,9 +123,15 @@ pub fn run(args: &HookArgs, state: impl Read) {
     let Some(id) = container_id(state) else {
         return;
     };
+    let code = None;
+    wait(args, &Exit { id, code, deadline });
+}
+
+/// Waits until this exit may be seen.
+pub(super) fn wait(args: &HookArgs, exit: &Exit) {
     let mut told_to_wait = false;
-    while !deadline_passed(deadline) {
-        match ask(&args.socket, &id, deadline, &mut told_to_wait) {
+    while Instant::now() < exit.deadline {
+        match ask(&args.socket, exit, &mut told_to_wait) {
             // The plugin died with this exit in its hands. What it had decided is on disk, and it may be
             // back in a second: until then, nobody may see the exit.
             Err(_) if told_to_wait || is_held(&args.marker) => thread::sleep(ASK_INTERVAL),
@@ -107,12 +142,11 @@ pub fn run(args: &HookArgs, state: impl Read) {
 }
 
 /// One conversation with the plugin. `Ok`: the exit may be seen.
-fn ask(socket: &Path, id: &str, deadline: Instant, told_to_wait: &mut bool) -> io::Result<()> {
+fn ask(socket: &Path, exit: &Exit, told_to_wait: &mut bool) -> io::Result<()> {
     let mut stream = UnixStream::connect(socket)?;
-    let waited = LIMIT.saturating_sub(deadline.saturating_duration_since(Instant::now()));
     stream.set_read_timeout(Some(ANSWER_LIMIT))?;
     stream.set_write_timeout(Some(ANSWER_LIMIT))?;
-    stream.write_all(format!("{id} {}\n", waited.as_millis()).as_bytes())?;
+    stream.write_all(exit.question().as_bytes())?;
     let mut answers = BufReader::new(stream.take(ANSWERS_LIMIT));
     let mut line = String::new();
     loop {
@@ -125,16 +159,12 @@ fn ask(socket: &Path, id: &str, deadline: Instant, told_to_wait: &mut bool) -> i
             return Ok(());
         }
         *told_to_wait = true;
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = exit.deadline.saturating_duration_since(Instant::now());
         // A zero timeout would mean "for ever".
         let left = left.max(Duration::from_millis(1));
         let stream = answers.get_ref().get_ref();
         stream.set_read_timeout(Some(left))?;
     }
-}
-
-fn deadline_passed(deadline: Instant) -> bool {
-    Instant::now() >= deadline
 }
 
 fn is_held(marker: &Path) -> bool {

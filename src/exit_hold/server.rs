@@ -15,11 +15,11 @@ use tokio::time::{sleep, timeout};
 
 use super::{GO, LIMIT, WAIT};
 use crate::dirs::{self, DirError};
-use crate::ids::ContainerId;
+use crate::ids::{ContainerId, ExitCode};
 
 /// A hook says who it is within this time, or is not one of ours.
 const INTRODUCTION_LIMIT: Duration = Duration::from_secs(1);
-/// The longest line a hook sends: an id of 64 characters and a number.
+/// The longest line a hook sends: an id of 64 characters and two numbers.
 const LINE_LIMIT: u64 = 256;
 /// How many hooks may ask at once, before they are heard: all containers of a busy node.
 const BACKLOG: u32 = 1024;
@@ -33,6 +33,8 @@ pub struct HoldRequest {
     pub container: ContainerId,
     /// How long this hook has been waiting already: more than a moment when it outlived another plugin.
     pub waited: Duration,
+    /// What it exited with, if whoever asks knows.
+    pub code: Option<ExitCode>,
 }
 
 /// What the hook is told.
@@ -174,11 +176,14 @@ async fn converse(
 }
 
 fn parse(line: &str) -> Option<HoldRequest> {
-    let (id, waited) = line.trim_end().split_once(' ')?;
-    (!id.is_empty()).then_some(())?;
+    let mut words = line.trim_end().splitn(3, ' ');
+    let id = words.next().filter(|id| !id.is_empty())?;
+    let waited = words.next()?.parse().ok()?;
+    let code = words.next().map(str::parse).transpose().ok()?;
     Some(HoldRequest {
         container: ContainerId::from(id),
-        waited: Duration::from_millis(waited.parse().ok()?),
+        waited: Duration::from_millis(waited),
+        code: code.map(ExitCode),
     })
 }
 
@@ -199,8 +204,18 @@ mod tests {
 
     #[test]
     fn a_line_that_is_no_request_is_none() {
-        assert_eq!(parse("c1 20\n").unwrap().waited.as_millis(), 20);
-        for line in ["", "c1\n", " 5\n", "c1 soon\n", "c1 -1\n"] {
+        let request = parse("c1 20\n").unwrap();
+        assert_eq!((request.waited.as_millis(), request.code), (20, None));
+        assert_eq!(parse("c1 20 42\n").unwrap().code, Some(ExitCode(42)));
+        for line in [
+            "",
+            "c1\n",
+            " 5\n",
+            "c1 soon\n",
+            "c1 -1\n",
+            "c1 5 no\n",
+            "c1 5 4 2\n",
+        ] {
             assert_eq!(parse(line), None, "{line:?}");
         }
     }

@@ -100,6 +100,9 @@ pub struct Plan {
     pub again: u8,
     /// Whether init containers were replayed before, which have completed to the kubelet's knowledge.
     pub replayed_inits: bool,
+    /// Whether the kubelet may see what is being removed exit.
+    #[serde(default)]
+    pub removals_show: bool,
 }
 
 /// Whether none of these containers waits for another.
@@ -402,6 +405,7 @@ pub(crate) mod tests {
             back_off_ms: 0,
             again: 0,
             replayed_inits: false,
+            removals_show: false,
         }
     }
 

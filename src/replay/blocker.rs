@@ -21,6 +21,8 @@ const MOST_CONTAINERS: usize = 32;
 pub enum ReplayBlocker {
     /// The pod, or the plugin's configuration, wants it so.
     Asked,
+    /// The runtime tells of no container what it was made from.
+    Untold,
     /// Nobody has told the pod's spec.
     NoSpec,
     /// Containers may not start yet.
@@ -70,6 +72,10 @@ impl fmt::Display for ReplayBlocker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Asked => write!(f, "start: Kubelet"),
+            Self::Untold => write!(
+                f,
+                "the runtime does not tell what containers were made from, as CRI-O"
+            ),
             Self::NoSpec => write!(f, "the pod's spec is not known"),
             Self::BackOff => write!(
                 f,

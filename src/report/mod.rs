@@ -70,6 +70,8 @@ pub enum Unprotected {
     NoHooks,
     /// The runtime makes no containers with our hook.
     HooksRefused,
+    /// Nobody holds exits on this node.
+    NotHeld,
 }
 
 /// Tells people. Events go to the API when it is there and are dropped when it is not: nothing waits for it.
@@ -179,6 +181,7 @@ impl Reporter {
                 "they were started before the plugin. They are protected once they have restarted"
             }
             Unprotected::NoHooks => "the pod's runtime handler runs no hooks on the host",
+            Unprotected::NotHeld => "exits are not held on this node (the plugin's log says why)",
             Unprotected::HooksRefused => {
                 "the runtime did not create them with the plugin's hook, but without it (does its NRI validator have reject_oci_hook_adjustment?)"
             }

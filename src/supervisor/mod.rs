@@ -7,7 +7,7 @@ mod sole;
 mod stops;
 
 use std::num::NonZero;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -20,12 +20,14 @@ use tokio_stream::StreamExt;
 
 use crate::clock::Clock;
 use crate::config::{Config, ConfigError, CriEndpoint, HookPlace};
-use crate::cri::{self, Containerd, CriError, ExitFeed};
+use crate::cri::{self, Containerd, CriError, ExitFeed, process};
 use crate::dirs;
 use crate::driver::turns::Turns;
 use crate::driver::{Readers, Starts, Tools};
+use crate::exit_hold::holder::HolderArgs;
 use crate::exit_hold::{
-    HookCopies, HookDirError, HookPathError, Server, ServerError, check_hook_copy, check_hook_path,
+    Hold, HookCopies, HookDirError, HookPathError, Keeper, Server, ServerError, check_hook_copy,
+    check_hook_path,
 };
 use crate::kube::{
     self, Conditions, Declaration, Endings, Events, KubeError, KubeletFeatures, PodChange, Pods,
@@ -179,11 +181,22 @@ async fn work(
     let node = config.node_name.as_str();
     let events = client.clone().map(|client| Events::new(client, node));
     let conditions = client.clone().map(Conditions::new);
-    let containerd = containerd(&cri).await;
-    let (hook, copies) = hook(config, endpoint).await?;
+    let hook_socket = config.run_dir.join(removal::HOOK_SOCKET);
+    let runtime = runtime(&cri).await;
+    let hold = hold(&runtime, &cri, endpoint, &hook_socket).await;
+    let (hook, copies) = match hold {
+        Hold::Hook => hook(config, endpoint).await?,
+        Hold::Holder(_) | Hold::Nothing => (None, None),
+    };
+    let is_crio = matches!(runtime, Runtime::Crio);
+    let containerd = match runtime {
+        Runtime::Containerd(containerd) => Some(*containerd),
+        Runtime::Crio | Runtime::Other => None,
+    };
     let tools = Arc::new(Tools {
         cri,
         containerd: containerd.clone(),
+        hold,
         records: records.clone(),
         reporter: Reporter::new(events.clone(), conditions),
         endings: client.clone().map(Endings::new),
@@ -194,6 +207,8 @@ async fn work(
         shared: Arc::new(Shared {
             gate: plugin.gate(),
             start: config.start,
+            tells_all: !is_crio,
+            removals_show: is_crio,
             replay_devices: config.replay_devices.clone(),
             back_off: config.back_off,
         }),
@@ -225,7 +240,6 @@ async fn work(
         let (registry, missed) = (Arc::clone(&registry), Arc::clone(&missed));
         tokio::spawn(follow_exits(registry, containerd, missed));
     }
-    let hook_socket = config.run_dir.join(removal::HOOK_SOCKET);
     plugin.begin(Parts {
         registry: Arc::clone(&registry),
         declaration,
@@ -261,11 +275,11 @@ async fn until_look(registry: &Registry, missed: &Notify) {
 async fn hook(
     config: &Config,
     endpoint: &CriEndpoint,
-) -> Result<(PathBuf, Option<HookCopies>), RunError> {
+) -> Result<(Option<PathBuf>, Option<HookCopies>), RunError> {
     match &config.hook {
         HookPlace::There(path) => {
             check_hook_path(path, endpoint.socket()).await?;
-            Ok((path.clone(), None))
+            Ok((Some(path.clone()), None))
         }
         HookPlace::Copy(dir) => {
             let dir = dir.clone();
@@ -273,7 +287,7 @@ async fn hook(
                 || tracing::error!("a disk does not answer: waiting until the hook is there");
             let copies = dirs::answer_or(late, move || HookCopies::install(&dir)).await?;
             check_hook_copy(copies.path())?;
-            Ok((copies.path().to_owned(), Some(copies)))
+            Ok((Some(copies.path().to_owned()), Some(copies)))
         }
     }
 }
@@ -317,23 +331,67 @@ fn cores() -> usize {
     thread::available_parallelism().map_or(1, NonZero::get)
 }
 
-/// containerd's own API beside the CRI, once the runtime has answered; `None`: it is another runtime.
-async fn containerd(cri: &cri::Client) -> Option<Containerd> {
+/// Who makes the containers.
+enum Runtime {
+    Containerd(Box<Containerd>),
+    Crio,
+    Other,
+}
+
+/// Once it has answered.
+async fn runtime(cri: &cri::Client) -> Runtime {
     let mut said = false;
     loop {
         match cri.containerd().await {
-            Ok(containerd) => return Some(containerd),
+            Ok(containerd) => return Runtime::Containerd(Box::new(containerd)),
+            Err(CriError::NotContainerd { runtime }) if runtime == "cri-o" => return Runtime::Crio,
             Err(CriError::NotContainerd { runtime }) => {
                 tracing::warn!(
                     runtime,
                     "exits cannot be held on this runtime yet: pods with restartPolicy Never may fail before they are restarted"
                 );
-                return None;
+                return Runtime::Other;
             }
             Err(error) => say_once(&mut said, &error),
         }
         sleep(RETRY_INTERVAL).await;
     }
+}
+
+/// How exits are held there. Where they cannot be, pods are as those that were there before the plugin.
+async fn hold(
+    runtime: &Runtime,
+    cri: &cri::Client,
+    endpoint: &CriEndpoint,
+    hook_socket: &Path,
+) -> Hold {
+    if !matches!(runtime, Runtime::Crio) {
+        return Hold::Hook;
+    }
+    if !process::are_seen(endpoint.socket()).await {
+        tracing::warn!(
+            "exits are not held: what CRI-O tells of itself its containers must be ended without it, and the plugin does not see their processes; in a pod it needs hostPID"
+        );
+        return Hold::Nothing;
+    }
+    let mut said = false;
+    let exits = loop {
+        match cri.exits().await {
+            Ok(exits) => break exits,
+            Err(error) if error.is_transient() => say_once(&mut said, &error),
+            Err(error) => {
+                tracing::warn!(%error, "exits are not held: CRI-O does not tell how it is configured");
+                return Hold::Nothing;
+            }
+        }
+        sleep(RETRY_INTERVAL).await;
+    };
+    let Some(exits) = exits else {
+        tracing::warn!("exits are not held: CRI-O does not tell where its directory of exits is");
+        return Hold::Nothing;
+    };
+    let socket = hook_socket.to_owned();
+    Hold::Holder(Keeper::start(HolderArgs { exits, socket }).await)
 }
 
 fn stub(

@@ -1,6 +1,6 @@
 //! What the plugin does at each NRI event: note it, and for a container about to be created, decide.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -51,8 +51,8 @@ pub struct Parts {
     pub declaration: Option<Arc<Declaration>>,
     /// Where the hooks' markers are.
     pub records: Records,
-    /// Our executable, where the runtime finds it.
-    pub hook: PathBuf,
+    /// Our executable, where the runtime finds it, if it is to run it.
+    pub hook: Option<PathBuf>,
     /// Where copies of it are, if this process has put it there.
     pub copies: Option<HookCopies>,
     /// Where the hooks ask.
@@ -127,7 +127,8 @@ impl Reprise {
         let Some(registry) = self.registry() else {
             return;
         };
-        let hooked = Some(is_hooked(container));
+        let hooked = driver.is_held_without_hook();
+        let hooked = hooked.or_else(|| Some(is_hooked(container)));
         let instance = Instance::just_made(name(container), &container.annotations, hooked);
         registry.created(driver, id(container), instance);
     }
@@ -135,13 +136,13 @@ impl Reprise {
 
 impl Parts {
     /// The exit hold: a `poststop` hook.
-    fn hold(&self, sandbox: &SandboxId) -> ContainerAdjustment {
+    fn hold(&self, sandbox: &SandboxId, path: &Path) -> ContainerAdjustment {
         let args = HookArgs {
             socket: self.hook_socket.clone(),
             marker: self.records.marker(sandbox),
         };
         let hook = Hook {
-            path: self.hook.display().to_string(),
+            path: path.display().to_string(),
             args: args.to_args(),
             timeout: Some(OptionalInt {
                 value: HOOK_TIMEOUT_SECONDS,
@@ -254,10 +255,11 @@ impl Plugin for Reprise {
                 .admit_create(&name)
                 .map_err(|reason| Refusal::new(format!("reprise: {reason}")))?,
         }
-        if !driver.is_to_have_hook(&name) {
-            return Ok(ContainerAdjustment::new());
-        }
-        Ok(parts.hold(&driver.pod().sandbox))
+        let wanted = driver.is_to_have_hook(&name);
+        Ok(match parts.hook.as_deref().filter(|_| wanted) {
+            Some(hook) => parts.hold(&driver.pod().sandbox, hook),
+            None => ContainerAdjustment::new(),
+        })
     }
 
     async fn post_create_container(&self, pod: PodSandbox, container: Container) {

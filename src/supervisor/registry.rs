@@ -13,7 +13,7 @@ use crate::clock;
 use crate::cri::{self, ContainerSummary, SandboxSummary};
 use crate::driver::{Charge, Driver, Tools};
 use crate::exit_hold::hook::HookArgs;
-use crate::exit_hold::{HoldDecision, HoldRequest};
+use crate::exit_hold::{Hold, HoldDecision, HoldRequest};
 use crate::ids::{ContainerId, ExitCode, PodIdentity, PodKey, PodUid, SandboxId};
 use crate::kube::{KubeletFeatures, PodChange, PodSpec, Pods};
 use crate::node::{self, Instance, InstanceState, Maker};
@@ -69,8 +69,8 @@ pub struct Sighting<'a, A> {
 struct Entries {
     /// What the kubelet does by itself, once the API server has told.
     native: Option<KubeletFeatures>,
-    /// Runtime handlers that run no hooks.
-    hookless: HashSet<String>,
+    /// Runtime handlers of whose containers no exit can be held.
+    without_hold: HashSet<String>,
     /// Containers of which the runtime does not tell all, which has been said.
     untold: HashSet<ContainerId>,
     /// What a predecessor left is in our hands.
@@ -117,14 +117,14 @@ impl Registry {
         let is_static = source.any(|(key, value)| key == CONFIG_SOURCE && value == "file");
         let driver = self.write(|entries| {
             let native = entries.native;
-            let runs_hooks = !entries.hookless.contains(pod.handler);
+            let holdable = !entries.without_hold.contains(pod.handler);
             let past = entries.pasts.remove(pod.sandbox).unwrap_or_default();
             // Somebody else may have been first.
             let entry = entries.by_sandbox.entry(pod.sandbox.clone());
             let charge = || Charge {
                 annotations,
                 is_static,
-                runs_hooks,
+                holdable,
                 native,
                 spec,
                 past,
@@ -139,6 +139,7 @@ impl Registry {
     pub fn created(&self, driver: &Arc<Driver>, id: ContainerId, instance: Instance) {
         let sandbox = driver.pod().sandbox.clone();
         self.write(|entries| entries.of_container.insert(id.clone(), sandbox));
+        self.may_be_held(driver, &id, instance.maker);
         driver.created(id, instance);
     }
 
@@ -147,6 +148,23 @@ impl Registry {
         if let Some(driver) = self.driver_of(id) {
             driver.removed(id);
             self.write(|entries| entries.of_container.remove(id));
+            self.forget([id]);
+        }
+    }
+
+    /// Its exits are asked about from now on. Nobody waits for that of what is never started.
+    fn may_be_held(&self, driver: &Driver, id: &ContainerId, maker: Maker) {
+        if let Hold::Holder(keeper) = &self.tools.hold
+            && maker != Maker::Placeholder
+        {
+            let sandbox = &driver.pod().sandbox;
+            keeper.hold(id.clone(), self.tools.records.marker(sandbox));
+        }
+    }
+
+    fn forget<'a>(&self, ids: impl IntoIterator<Item = &'a ContainerId>) {
+        if let Hold::Holder(keeper) = &self.tools.hold {
+            ids.into_iter().for_each(|id| keeper.forget(id.clone()));
         }
     }
 
@@ -282,10 +300,12 @@ impl Registry {
 
     /// A sandbox was stopped or removed: its pod is over.
     pub fn sandbox_stopped(&self, sandbox: &SandboxId) {
-        let driver = self.write(|entries| {
-            entries.of_container.retain(|_, of| of != sandbox);
-            entries.by_sandbox.remove(sandbox)
+        let (driver, gone) = self.write(|entries| {
+            let gone = entries.of_container.extract_if(|_, of| of == sandbox);
+            let gone: Vec<_> = gone.map(|(id, _)| id).collect();
+            (entries.by_sandbox.remove(sandbox), gone)
         });
+        self.forget(&gone);
         if let Some(driver) = driver {
             driver.close();
         }
@@ -346,11 +366,15 @@ impl Registry {
     /// one container keeps nobody from looking after the others.
     pub async fn relist(&self, mut records: Vec<Record>) -> Result<(), cri::CriError> {
         let asked = clock::now();
-        match self.tools.cri.handlers_without_hooks().await {
-            Ok(hookless) => self.write(|entries| entries.hookless = hookless),
+        match self.tools.cri.handlers_without_hold().await {
+            Ok(handlers) => self.write(|entries| entries.without_hold = handlers),
             Err(error) => {
-                self.excuse(error, None, "whether a runtime handler runs hooks")
-                    .await?;
+                self.excuse(
+                    error,
+                    None,
+                    "under which runtime handlers exits can be held",
+                )
+                .await?;
             }
         }
         let sandboxes = self.tools.cri.list_sandboxes().await?;
@@ -392,16 +416,22 @@ impl Registry {
                     entries.of_container.insert(id.clone(), sandbox.clone());
                 }
             });
+            for (id, instance) in &found {
+                self.may_be_held(&driver, id, instance.maker);
+            }
             let begun = records
                 .iter()
                 .position(|record| record.plan.pod.sandbox == *sandbox)
                 .map(|index| records.swap_remove(index));
             driver.relisted(found, asked, begun, sweep);
             // What was removed while nobody told of it.
-            self.write(|entries| {
+            let gone: Vec<_> = self.write(|entries| {
                 let of_container = &mut entries.of_container;
-                of_container.retain(|id, of| of != sandbox || driver.instance(id).is_some());
+                let gone = of_container
+                    .extract_if(|id, of| of == sandbox && driver.instance(id).is_none());
+                gone.map(|(id, _)| id).collect()
             });
+            self.forget(&gone);
         }
         let there: HashSet<SandboxId> = ready.iter().map(|it| it.id.clone()).collect();
         self.write(|entries| {
@@ -450,7 +480,10 @@ impl Registry {
         };
         let maker = Maker::of(&container.annotations);
         let known = driver.instance(&container.id);
-        let hooked = match known.and_then(|it| it.hooked) {
+        let hooked = match driver
+            .is_held_without_hook()
+            .or(known.and_then(|it| it.hooked))
+        {
             None if state == InstanceState::Running && maker != Maker::Placeholder => {
                 self.is_hooked(driver, container).await?
             }

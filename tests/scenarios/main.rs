@@ -18,6 +18,7 @@ mod runner;
 mod runtime;
 mod scenario;
 mod shape;
+mod skipped;
 mod slow;
 mod soak;
 mod stage;

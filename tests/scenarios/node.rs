@@ -18,6 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::task::spawn_blocking;
 
 use crate::runtime::Runtime;
+use crate::skipped::Skipped;
 
 const NAMESPACE: &str = "default";
 
@@ -25,13 +26,7 @@ const NAMESPACE: &str = "default";
 pub(crate) const NATIVE: &str = "RestartAllContainersOnContainerExits";
 
 /// In the order in which they need each other.
-const COMPONENTS: [&str; 5] = [
-    "etcd",
-    "apiserver",
-    "controller-manager",
-    "containerd",
-    "kubelet",
-];
+const CONTROL_PLANE: [&str; 3] = ["etcd", "apiserver", "controller-manager"];
 
 pub(crate) struct Node {
     pub(crate) name: String,
@@ -43,9 +38,11 @@ pub(crate) struct Node {
     /// The same but for a file, `/other`.
     pub(crate) other_image: String,
     pub(crate) runtime: Runtime,
+    /// `containerd` or `crio`.
+    pub(crate) runtime_name: String,
     dir: PathBuf,
     /// containerd's own client.
-    ctr: PathBuf,
+    ctr: Option<PathBuf>,
     kubectl: PathBuf,
     kubeconfig: PathBuf,
     client: Client,
@@ -89,7 +86,8 @@ impl Node {
             kubeconfig,
             other_image: get("OTHER_IMAGE")?,
             dir,
-            ctr: get("CTR")?.into(),
+            runtime_name: get("RUNTIME")?,
+            ctr: get("CTR").ok().map(Into::into),
             plugin_kubeconfig: get("PLUGIN_KUBECONFIG")?.into(),
             client,
         })
@@ -237,7 +235,9 @@ impl Node {
     /// Gives an image that name, too; another loses it.
     pub(crate) async fn name_image(&self, image: &str, name: &str) -> Result<()> {
         let socket = self.cri_endpoint.trim_start_matches("unix://");
-        let mut command = Command::new(&self.ctr);
+        let ctr = self.ctr.as_ref();
+        let ctr = ctr.ok_or(Skipped("only containerd's client names images"))?;
+        let mut command = Command::new(ctr);
         command.args([
             "--address",
             socket,
@@ -276,12 +276,16 @@ impl Node {
         Ok(secrets)
     }
 
+    pub(crate) fn is_crio(&self) -> bool {
+        self.runtime_name == "crio"
+    }
+
     /// What containerd is started with.
     pub(crate) fn containerd_config(&self) -> PathBuf {
         self.dir.join("containerd.toml")
     }
 
-    /// Where containerd looks for CDI specifications.
+    /// Where the runtime looks for CDI specifications.
     pub(crate) fn cdi_dir(&self) -> PathBuf {
         self.dir.join("cdi")
     }
@@ -333,7 +337,8 @@ impl Node {
     /// Starts what a scenario left dead, and complains of it: all that follow would fail by it.
     pub(crate) async fn must_be_well(&self) -> Result<()> {
         let mut dead = Vec::new();
-        for component in COMPONENTS {
+        let of_node = [&*self.runtime_name, "kubelet"];
+        for component in CONTROL_PLANE.into_iter().chain(of_node) {
             if !self.is_alive(component)? {
                 let log = self.log(component);
                 let end: Vec<&str> = log.lines().rev().take(10).collect();
@@ -359,10 +364,14 @@ impl Node {
         Ok(state.is_some_and(|(_, rest)| !rest.starts_with('Z')))
     }
 
-    /// The runtime, and the shims of its containers: each is told where the runtime is.
+    /// The runtime, and what looks after each of its containers: that is told where the runtime is, or its directory.
     pub(crate) fn runtime_pids(&self) -> Result<Vec<i32>> {
-        let mut pids = vec![self.pid("containerd")?.as_raw_pid()];
-        let socket = self.dir.join("containerd.sock");
+        let mut pids = vec![self.pid(&self.runtime_name)?.as_raw_pid()];
+        let (program, place) = match &*self.runtime_name {
+            "crio" => ("conmon", "crio/"),
+            _ => ("shim", "containerd.sock"),
+        };
+        let place = self.dir.join(place);
         for entry in std::fs::read_dir("/proc")? {
             let entry = entry?;
             // Not all are processes, and those that are may end.
@@ -371,11 +380,11 @@ impl Node {
             };
             let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
             let line = String::from_utf8_lossy(&line);
-            let is_shim = line
+            let is_its = line
                 .split('\0')
                 .next()
-                .is_some_and(|it| it.contains("shim"));
-            if is_shim && line.contains(&*socket.to_string_lossy()) {
+                .is_some_and(|it| it.contains(program));
+            if is_its && line.contains(&*place.to_string_lossy()) {
                 pids.push(pid);
             }
         }

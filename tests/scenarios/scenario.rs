@@ -1,6 +1,5 @@
 //! A scenario: a name that is a sentence, and what happens.
 
-use std::fmt;
 use std::future::Future;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::pin::Pin;
@@ -8,6 +7,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 
+pub(crate) use crate::skipped::Skipped;
 use crate::stage::Stage;
 
 type Running = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
@@ -21,18 +21,6 @@ pub(crate) enum Company {
     /// Alone on the whole machine, whatever other nodes there are: it takes all that its cores have.
     Undisturbed,
 }
-
-/// Returned as an error by a scenario that this node cannot play.
-#[derive(Debug)]
-pub(crate) struct Skipped(pub(crate) &'static str);
-
-impl fmt::Display for Skipped {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0)
-    }
-}
-
-impl std::error::Error for Skipped {}
 
 /// One of `of` kinds of nodes, from 0.
 #[derive(Clone, Copy)]
@@ -49,6 +37,8 @@ pub(crate) struct Scenario {
     /// It says something else, or nothing, on another kubelet or runtime: it is played on nodes of every kind. No other may be
     /// skipped.
     pub(crate) tells_nodes_apart: bool,
+    /// Why it is played on containerd alone.
+    pub(crate) of_containerd: Option<&'static str>,
     /// It is not dealt out: it waits for long, or is one of many that are alike. `make test-all` plays it.
     takes_long: bool,
     play: Arc<dyn Fn(Stage) -> Running + Send + Sync>,
@@ -64,6 +54,7 @@ impl Scenario {
             name: name.into(),
             company,
             tells_nodes_apart: false,
+            of_containerd: None,
             takes_long: false,
             play: Arc::new(move |stage| Box::pin(play(stage))),
         }
@@ -85,6 +76,14 @@ impl Scenario {
 pub(crate) fn telling_nodes_apart(mut scenarios: Vec<Scenario>) -> Vec<Scenario> {
     for scenario in &mut scenarios {
         scenario.tells_nodes_apart = true;
+    }
+    scenarios
+}
+
+/// The same scenarios, which are about what other runtimes do not have.
+pub(crate) fn of_containerd(why: &'static str, mut scenarios: Vec<Scenario>) -> Vec<Scenario> {
+    for scenario in &mut scenarios {
+        scenario.of_containerd = Some(why);
     }
     scenarios
 }

@@ -384,6 +384,12 @@ impl Shape {
         self.options(&json!({"start": who}))
     }
 
+    /// Whether it is not for the kubelet to start its containers again.
+    pub(crate) fn asks_for_replay(&self) -> bool {
+        let options = self.annotations.get(OPTIONS);
+        options.is_some_and(|it| it.contains("Auto") || it.contains("Replay"))
+    }
+
     /// The same pod, which asks for that start if it has rules and does not say otherwise: a plugin that were told to
     /// leave the start to the kubelet would heed no pod.
     pub(crate) fn started_by_default(self, who: &str) -> Self {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, ListParams, PostParams};
@@ -19,6 +19,7 @@ use crate::node::Node;
 use crate::plugin::Plugin;
 use crate::pod::LivePod;
 use crate::shape::Shape;
+use crate::skipped::Skipped;
 use crate::wait::{self, PATIENCE};
 
 /// A host name has no more, and the pod's is its own.
@@ -63,12 +64,20 @@ impl Stage {
 
     /// A pod of that shape, created and no more.
     pub(crate) async fn pod(&self, shape: Shape) -> Result<Arc<LivePod>> {
+        self.replays_if_asked(&shape)?;
         let name = self.name();
         let node = Arc::clone(&self.node);
         let plugin = Arc::clone(&self.plugin);
         let pod = Arc::new(LivePod::create(node, plugin, shape, name).await?);
         lock(&self.pods).push(Arc::clone(&pod));
         Ok(pod)
+    }
+
+    fn replays_if_asked(&self, shape: &Shape) -> Result<()> {
+        if self.node.is_crio() && shape.asks_for_replay() {
+            bail!(Skipped("nothing is replayed on CRI-O"));
+        }
+        Ok(())
     }
 
     /// A pod of that shape, all of it running.
@@ -108,6 +117,7 @@ impl Stage {
     /// A static pod of that shape, all of it running: the kubelet makes it from a manifest, and the API server has its
     /// mirror.
     pub(crate) async fn static_pod(&self, shape: Shape) -> Result<(Arc<LivePod>, PathBuf)> {
+        self.replays_if_asked(&shape)?;
         let name = self.name();
         let shape = shape.started_by_default(&self.plugin.start);
         let mut manifest = shape.manifest(&name, &self.node.name, &self.node.image)?;

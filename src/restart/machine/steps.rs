@@ -25,7 +25,10 @@ impl Machine {
         self.trust_placeholders(now);
         self.unshield(now);
         self.remove_outnumbered();
-        self.start_at.take_if(|at| now >= *at);
+        if self.start_at.take_if(|at| now >= *at).is_some() && self.plan.removals_show {
+            // What goes then goes right after a relist, of which the next refusal tells.
+            self.shields_recorded = false;
+        }
         self.hooks_by.take_if(|by| now >= *by);
         self.unseen_until.take_if(|until| late || now >= *until);
         self.exits_told_until.take_if(|until| now >= *until);
@@ -62,7 +65,8 @@ impl Machine {
             }
             Phase::Clear if late || self.cleared() => {
                 if self.plan.way == Way::Cleared && !self.placeholders_going && !late {
-                    if self.exits_forgotten_from().is_some() {
+                    // Where its removal shows, the relist that has recorded the shields is over, and the next a second away.
+                    if self.exits_forgotten_from().is_some() && !self.plan.removals_show {
                         return false;
                     }
                     self.placeholders_going = true;

@@ -48,9 +48,10 @@ impl Waker {
 
 impl Machine {
     /// Asks for it where the kubelet is to start something when the back-off is over, and nothing else wakes it: with `Cleared`,
-    /// the removals do.
+    /// the removals do, unless they wait for a relist themselves.
     pub(super) fn want_waker(&mut self) {
-        if self.start_at.is_some() && self.plan.way != Way::Cleared && !self.replays() {
+        let removals_wake = self.plan.way == Way::Cleared && !self.plan.removals_show;
+        if self.start_at.is_some() && !removals_wake && !self.replays() {
             self.ask_for_waker();
         }
     }

@@ -10,7 +10,7 @@ use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{DEFAULT_GRACE, RestartPolicy};
 use crate::node::InstanceState;
 use crate::plan::{Member, Plan, RestartId, Starter, Trigger, Way, start_at_once};
-use crate::policy::{Action, CompletedContainers, Policy};
+use crate::policy::{Action, CompletedContainers, Policy, Start};
 use crate::replay::{self, ReplayBlocker};
 use crate::report::condition_type;
 use crate::restart::machine::{Effect, Event, Machine, Phase};
@@ -146,7 +146,9 @@ impl Pod {
         let asked = self.policy.as_ref().and_then(|it| it.options().start);
         let start = self.shared.start.asked(asked);
         let at_once = start_at_once(members.iter().copied());
-        if plan.back_off_ms > 0 && !at_once {
+        if !self.shared.tells_all && start != Start::Kubelet {
+            Some(ReplayBlocker::Untold)
+        } else if plan.back_off_ms > 0 && !at_once {
             Some(ReplayBlocker::BackOff)
         } else if !self.shared.gate.is_there() {
             Some(ReplayBlocker::NoGate)
@@ -247,6 +249,7 @@ impl Pod {
             back_off_ms: 0,
             again: 0,
             replayed_inits,
+            removals_show: self.shared.removals_show,
         }
     }
 

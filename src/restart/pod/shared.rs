@@ -14,6 +14,10 @@ pub struct Shared {
     pub gate: Arc<Gate>,
     /// Who starts containers again where no pod asks for anything else, and may.
     pub start: Start,
+    /// Whether the runtime tells what containers were made from, so that others can be made like them.
+    pub tells_all: bool,
+    /// Whether the runtime shows that what was never started has exited while it removes it.
+    pub removals_show: bool,
     /// Devices that containers may have which are replayed.
     pub replay_devices: Vec<Devices>,
     /// The gaps between restarts.

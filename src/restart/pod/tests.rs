@@ -26,6 +26,8 @@ fn pod(start: Start) -> Pod {
     let shared = Shared {
         gate: Arc::default(),
         start,
+        tells_all: true,
+        removals_show: false,
         replay_devices: Vec::new(),
         back_off: BackOff::try_new(Duration::ZERO, Duration::ZERO, Duration::ZERO).unwrap(),
     };

@@ -53,6 +53,8 @@ impl Plugin {
             } else {
                 Start::Kubelet
             },
+            tells_all: true,
+            removals_show: false,
             replay_devices: Vec::new(),
             back_off: back_off(case),
         };

@@ -8,6 +8,7 @@ use reprise::clock::Clock;
 use reprise::cri;
 use reprise::driver::turns::Turns;
 use reprise::driver::{Readers, Starts, Tools};
+use reprise::exit_hold::Hold;
 use reprise::kube::StaticPods;
 use reprise::policy::Start;
 use reprise::records::Records;
@@ -39,6 +40,7 @@ pub(super) fn tools() -> Tools {
     Tools {
         cri: cri::Client::connect("unix:///nonexistent/cri.sock").expect("an endpoint"),
         containerd: None,
+        hold: Hold::Hook,
         records: records(),
         reporter: Reporter::new(None, None),
         endings: None,
@@ -49,6 +51,8 @@ pub(super) fn tools() -> Tools {
         shared: Arc::new(Shared {
             gate: Arc::new(gate),
             start: Start::Auto,
+            tells_all: true,
+            removals_show: false,
             replay_devices: Vec::new(),
             back_off: BackOff::try_new(second, 10 * second, 60 * second).expect("gaps that grow"),
         }),

@@ -68,7 +68,7 @@ fn resume(record: Record) {
         let charge = Charge {
             annotations: Unread::of([("restart-rules.reprise.dev", rules)]),
             is_static: false,
-            runs_hooks: true,
+            holdable: true,
             native: None,
             spec: None,
             past: Past::default(),

@@ -167,7 +167,7 @@ async fn survives(stage: Stage, kind: PodKind, phase: Phase, blow: Blow) -> Resu
         let connections = stage.plugin.times_ready()?;
         match blow {
             Blow::PluginDies(_) => stage.plugin.kill().await?,
-            Blow::RuntimeDies => stage.node.kill("containerd")?,
+            Blow::RuntimeDies => stage.node.kill(&stage.node.runtime_name)?,
             Blow::KubeletDies => stage.node.kill("kubelet")?,
             Blow::ConnectionIsCut => relay.iter().for_each(Relay::cut),
         }
@@ -180,7 +180,7 @@ async fn survives(stage: Stage, kind: PodKind, phase: Phase, blow: Blow) -> Resu
                 stage.plugin.until_ready(1).await?;
             }
             Blow::RuntimeDies => {
-                stage.node.start_again("containerd").await?;
+                stage.node.start_again(&stage.node.runtime_name).await?;
                 stage.plugin.until_ready(connections + 1).await?;
             }
             Blow::KubeletDies => {

@@ -10,7 +10,7 @@ use crate::evidence::Deed;
 use crate::pod::LivePod;
 use crate::restarted::Before;
 use crate::runtime::{State, describe};
-use crate::scenario::{Scenario, Skipped, scenarios, telling_nodes_apart};
+use crate::scenario::{Scenario, Skipped, of_containerd, scenarios, telling_nodes_apart};
 use crate::shape::Shape;
 use crate::stage::Stage;
 use crate::wait::{self, PATIENCE};
@@ -23,7 +23,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         pods_run_and_restart_where_the_runtime_refuses_hooks,
         pod_that_requires_the_plugin_waits_for_it,
     ]));
-    scenarios
+    of_containerd("CRI-O runs no hooks of ours", scenarios)
 }
 
 fn three(shape: Shape) -> Shape {
@@ -134,8 +134,8 @@ impl Drop for Validator {
 /// Returns when it has taken the plugin in again, if there is one.
 async fn restart_runtime(stage: &Stage) -> Result<()> {
     let connections = stage.plugin.times_ready()?;
-    stage.node.script("kill", "containerd").await?;
-    stage.node.script("start", "containerd").await?;
+    stage.node.script("kill", &stage.node.runtime_name).await?;
+    stage.node.script("start", &stage.node.runtime_name).await?;
     stage.plugin.start().await?;
     stage.plugin.until_ready(connections + 1).await
 }

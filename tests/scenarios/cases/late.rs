@@ -7,16 +7,17 @@ use anyhow::{Result, bail, ensure};
 
 use crate::pod::LivePod;
 use crate::restarted::Before;
-use crate::scenario::{Scenario, scenarios};
+use crate::scenario::{Scenario, of_containerd, scenarios};
 use crate::shape::Shape;
 use crate::stage::Stage;
 use crate::wait::{self, PATIENCE};
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
-    scenarios![Alone:
+    let scenarios = scenarios![Alone:
         always_pod_from_before_the_plugin_restarts_and_is_protected_from_then_on,
         never_pod_from_before_the_plugin_restarts_or_fails_and_is_told_so,
-    ]
+    ];
+    of_containerd("on CRI-O their exits are held, too", scenarios)
 }
 
 /// A pod that is made while there is no plugin, and what it is told when there is one.

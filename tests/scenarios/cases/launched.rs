@@ -53,8 +53,8 @@ async fn plugin_launched_by_the_runtime_restarts_pods(stage: Stage) -> Result<()
 }
 
 async fn restart_runtime(stage: &Stage) -> Result<()> {
-    stage.node.script("kill", "containerd").await?;
-    stage.node.script("start", "containerd").await
+    stage.node.script("kill", &stage.node.runtime_name).await?;
+    stage.node.script("start", &stage.node.runtime_name).await
 }
 
 /// The plugin and its configuration where the runtime looks for them; taken away at the end.

@@ -8,6 +8,7 @@ mod completed;
 mod conditions;
 mod cpus;
 mod credentials;
+mod crio;
 mod deaths;
 mod declared;
 mod deletion;
@@ -98,6 +99,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         hard_reset::scenarios(),
         trouble::scenarios(),
         late::scenarios(),
+        crio::scenarios(),
         launched::scenarios(),
         disks::scenarios(),
         two_plugins::scenarios(),

@@ -10,7 +10,7 @@ use super::three_kinds::NEVER_WITH_INITS;
 use crate::plugin::Phase;
 use crate::pod::LivePod;
 use crate::runtime::Container;
-use crate::scenario::{Scenario, scenarios};
+use crate::scenario::{Scenario, of_containerd, scenarios};
 use crate::shape::Shape;
 use crate::stage::Stage;
 use crate::under_way::UnderWay;
@@ -23,10 +23,12 @@ const OLD_HOOK: &str = "reprise-0.0.1-0123456789abcdef";
 const OTHER_FILE: &str = "other";
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
-    scenarios![Alone:
-        what_a_killed_plugin_has_left_is_cleaned_up,
-        hook_is_brought_along_and_old_ones_go,
-    ]
+    let mut scenarios = scenarios![Alone: what_a_killed_plugin_has_left_is_cleaned_up];
+    scenarios.extend(of_containerd(
+        "CRI-O runs no hooks of ours",
+        scenarios![Alone: hook_is_brought_along_and_old_ones_go],
+    ));
+    scenarios
 }
 
 async fn what_a_killed_plugin_has_left_is_cleaned_up(stage: Stage) -> Result<()> {

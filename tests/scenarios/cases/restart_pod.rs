@@ -12,7 +12,7 @@ use crate::evidence::{self, Deed, Entry};
 use crate::pod::LivePod;
 use crate::recorder::Snapshot;
 use crate::restarted::Before;
-use crate::scenario::{Company, Scenario, scenarios, taking_long};
+use crate::scenario::{Company, Scenario, of_containerd, scenarios, taking_long};
 use crate::shape::RestartPolicy::{Always, Never, OnFailure};
 use crate::shape::{Shape, rule};
 use crate::stage::Stage;
@@ -76,10 +76,15 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
             pre_stop_hook_that_hangs_takes_no_more_than_the_time_to_stop,
             sidecars_stop_after_the_others_in_reverse_order,
             completed_containers_run_again_after_the_others_have_stopped,
-            pod_that_is_deleted_while_it_stops_has_the_time_that_it_is_due,
-            container_that_stops_is_not_killed_for_its_liveness_probe,
             restart_all_containers_gives_no_time_to_stop,
         ],
+        of_containerd(
+            "CRI-O does not know that a container was asked to stop, and asks it once more",
+            scenarios![Shared:
+                pod_that_is_deleted_while_it_stops_has_the_time_that_it_is_due,
+                container_that_stops_is_not_killed_for_its_liveness_probe,
+            ],
+        ),
     ]
     .concat()
 }

@@ -199,7 +199,7 @@ async fn are_not_shielded(stage: Stage, fault: Fault) -> Result<()> {
 async fn is_let_go(restart: &UnderWay) -> Result<()> {
     let (pod, before) = (&restart.pod, &restart.before);
     let id = before.snapshot.containers["trainer"].id.as_str();
-    let id = id.trim_start_matches("containerd://");
+    let id = id.rsplit('/').next().unwrap_or_default();
     let last = watch::Sender::new(Duration::ZERO);
     wait::until("the exit can be seen", PATIENCE, async || {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;

@@ -3,14 +3,15 @@
 
 use anyhow::{Result, ensure};
 
-use crate::scenario::{Scenario, scenarios};
+use crate::scenario::{Scenario, of_containerd, scenarios};
 use crate::shape::Shape;
 use crate::stage::Stage;
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
-    scenarios![Shared:
+    let scenarios = scenarios![Shared:
         always_pod_under_a_runtime_that_is_not_runc_restarts,
-    ]
+    ];
+    of_containerd("CRI-O has no such handler here", scenarios)
 }
 
 async fn always_pod_under_a_runtime_that_is_not_runc_restarts(stage: Stage) -> Result<()> {

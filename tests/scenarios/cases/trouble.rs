@@ -135,7 +135,7 @@ async fn restarts_unseen(pod: &LivePod, wanted: usize) -> Result<()> {
 async fn pod_restarts_after_the_runtime_was_killed(stage: Stage) -> Result<()> {
     let pod = stage.running(never()).await?;
     let connections = stage.plugin.times_ready()?;
-    stage.node.start_again("containerd").await?;
+    stage.node.start_again(&stage.node.runtime_name).await?;
     stage.plugin.until_ready(connections + 1).await?;
     pod.restarts_all("trainer", 42).await?;
     let new = stage.running(never()).await?;

@@ -2,15 +2,17 @@
 
 use anyhow::{Result, ensure};
 
-use crate::scenario::{Scenario, scenarios};
+use crate::scenario::{Scenario, of_containerd, scenarios};
 use crate::shape::Shape;
 use crate::stage::Stage;
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
-    scenarios![Shared:
-        pod_without_our_annotations_gets_no_hook,
-        pod_with_rules_gets_one_hook_a_container,
-    ]
+    let mut scenarios = scenarios![Shared: pod_without_our_annotations_gets_no_hook];
+    scenarios.extend(of_containerd(
+        "CRI-O runs no hooks of ours",
+        scenarios![Shared: pod_with_rules_gets_one_hook_a_container],
+    ));
+    scenarios
 }
 
 fn three_kinds() -> Shape {

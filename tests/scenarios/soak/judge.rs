@@ -169,7 +169,7 @@ impl Case {
         let Cancelled {
             plugins, kubelets, ..
         } = self.cancelled;
-        let log = self.pod.node.log("containerd");
+        let log = self.pod.node.log(&self.pod.node.runtime_name);
         let created = format!(
             "CreateContainer within sandbox \\\"{}\\\"",
             self.before.sandbox

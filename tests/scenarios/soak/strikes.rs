@@ -86,8 +86,8 @@ impl Strikes {
             Fault::PluginFrozen => self.signal_plugin(Signal::STOP).await,
             Fault::KubeletKilled => self.node.signal("kubelet", Signal::KILL),
             Fault::KubeletTerminated => self.node.signal("kubelet", Signal::TERM),
-            Fault::RuntimeKilled => self.node.signal("containerd", Signal::KILL),
-            Fault::RuntimeTerminated => self.node.signal("containerd", Signal::TERM),
+            Fault::RuntimeKilled => self.node.signal(&self.node.runtime_name, Signal::KILL),
+            Fault::RuntimeTerminated => self.node.signal(&self.node.runtime_name, Signal::TERM),
             Fault::NriCut => {
                 self.relay.shut(true);
                 Ok(())
@@ -103,7 +103,7 @@ impl Strikes {
                 self.node.start_again("kubelet").await
             }
             Fault::RuntimeKilled | Fault::RuntimeTerminated => {
-                self.node.start_again("containerd").await
+                self.node.start_again(&self.node.runtime_name).await
             }
             Fault::NriCut => {
                 self.relay.shut(false);
