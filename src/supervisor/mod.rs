@@ -370,7 +370,7 @@ async fn hold(
     }
     if !process::are_seen(endpoint.socket()).await {
         tracing::warn!(
-            "exits are not held: what CRI-O tells of itself its containers must be ended without it, and the plugin does not see their processes; in a pod it needs hostPID"
+            "exits are not held: CRI-O tells at once of a container that it ends itself, so that the plugin is to end them, and it does not see their processes; in a pod it needs hostPID"
         );
         return Hold::Nothing;
     }
