@@ -308,6 +308,14 @@ impl Reporter {
         self.event(story.pod, EventKind::Warning, "RestartIncomplete", &message);
     }
 
+    /// The kubelet has ended the pod's sandbox in the middle of a restart, and would have made no other one.
+    pub fn begins_in_another_sandbox(&self, pod: &PodIdentity) {
+        let why = "the kubelet ended the pod's sandbox in the middle of the restart: the pod begins anew in another one";
+        tracing::warn!(pod = %pod.key, "gave up: {why}");
+        let message = format!("Gave up: {why}");
+        self.event(pod, EventKind::Warning, "RestartIncomplete", &message);
+    }
+
     /// A pod's annotations cannot be used: it runs as without the plugin.
     pub fn invalid_rules(&self, pod: &PodIdentity, error: &dyn fmt::Display) {
         tracing::warn!(pod = %pod.key, %error, "the pod's restart rules are not used");

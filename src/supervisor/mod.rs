@@ -5,6 +5,7 @@ mod registry;
 mod removal;
 mod sole;
 mod stops;
+mod stranded;
 
 use std::num::NonZero;
 use std::path::{Path, PathBuf};

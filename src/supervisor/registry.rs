@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
 use super::stops::{Patience, Stop};
+use super::stranded;
 use crate::back_off::Past;
 use crate::clock;
 use crate::cri::{self, ContainerSummary, SandboxSummary};
@@ -307,6 +308,10 @@ impl Registry {
         });
         self.forget(&gone);
         if let Some(driver) = driver {
+            if driver.is_busy() {
+                let (tools, pods) = (Arc::clone(&self.tools), self.pods.clone());
+                tokio::spawn(stranded::free(tools, pods, driver.pod().clone()));
+            }
             driver.close();
         }
     }

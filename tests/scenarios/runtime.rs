@@ -116,6 +116,15 @@ struct Sandbox {
 }
 
 #[derive(Clone, PartialEq, Message)]
+struct StopSandboxRequest {
+    #[prost(string, tag = "1")]
+    id: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Empty {}
+
+#[derive(Clone, PartialEq, Message)]
 struct StatusRequest {
     #[prost(string, tag = "1")]
     container_id: String,
@@ -185,6 +194,13 @@ impl Runtime {
         };
         let response: ListSandboxesResponse = self.call("ListPodSandbox", request).await?;
         Ok(response.items.into_iter().map(|item| item.id).collect())
+    }
+
+    /// As the kubelet ends a pod.
+    pub(crate) async fn stop_sandbox(&self, id: &str) -> Result<()> {
+        let request = StopSandboxRequest { id: id.to_owned() };
+        let Empty {} = self.call("StopPodSandbox", request).await?;
+        Ok(())
     }
 
     /// When it was started, in nanoseconds since the epoch.

@@ -12,6 +12,7 @@ use super::under;
 use crate::evidence::Deed;
 use crate::pod::LivePod;
 use crate::restarted::Before;
+use crate::runtime::{Container, State, describe};
 use crate::scenario::{Scenario, scenarios, taking_long};
 use crate::shape::{RestartPolicy, Shape, rule};
 use crate::stage::Stage;
@@ -25,6 +26,8 @@ const MOMENT: Duration = Duration::from_secs(1);
 /// In the event, which is to the second.
 const SAID: &str = "Back-off: the pod restarts too often, nothing starts before ";
 const NAMED_TO: Duration = Duration::from_secs(1);
+/// Half a minute until it is known that the pod does not end, and a minute and a half until the kubelet looks at it.
+const ANOTHER_SANDBOX: Duration = Duration::from_mins(3);
 /// How much later what the plugin starts may be than without a back-off.
 const LATE: Duration = Duration::from_secs(1);
 
@@ -45,6 +48,9 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         a_container_that_restarts_alone_in_a_row_waits,
         pod_that_is_changed_in_its_back_off_starts_as_it_is_then,
     ]);
+    scenarios.extend(taking_long(scenarios![Shared:
+        never_pod_whose_sandbox_ends_in_its_back_off_begins_in_another,
+    ]));
     scenarios.extend(scenarios![Alone: a_back_off_survives_the_plugin_and_the_kubelet]);
     scenarios
 }
@@ -188,6 +194,53 @@ async fn never_pod_with_inits_that_restarts_in_a_row_waits(stage: Stage) -> Resu
     says_why(&pod).await?;
     pod.has_restarted(&again.before).await?;
     again.has_waited(&pod, 10)
+}
+
+/// By then nothing is left of its regular containers but placeholders: to the kubelet it waits.
+async fn never_pod_whose_sandbox_ends_in_its_back_off_begins_in_another(
+    stage: Stage,
+) -> Result<()> {
+    let shape = Shape::never()
+        .init("fetch")
+        .regular("trainer")
+        .regular("logger")
+        .restarts_all("trainer", 42);
+    let pod = stage.running(shape).await?;
+    pod.restarts_all("trainer", 42).await?;
+    let again = Again::begin(&pod).await?;
+    says_why(&pod).await?;
+    let waits = |it: &Container| it.name() == "fetch" || it.is_placeholder();
+    wait::until("only placeholders are left", PATIENCE, async || {
+        let containers = pod.containers().await?;
+        let rest = !containers.iter().all(waits);
+        Ok(if rest {
+            Err(describe(&containers))
+        } else {
+            Ok(())
+        })
+    })
+    .await?;
+    let sandbox = &again.before.sandbox;
+    stage.node.runtime.stop_sandbox(sandbox).await?;
+    wait::until("it runs in another sandbox", ANOTHER_SANDBOX, async || {
+        let containers = pod.containers().await?;
+        let runs = |name| {
+            let mut running = containers.iter();
+            running.any(|it| it.name() == name && it.state() == State::Running)
+        };
+        let all = runs("trainer") && runs("logger");
+        Ok(if all {
+            Ok(())
+        } else {
+            Err(describe(&containers))
+        })
+    })
+    .await?;
+    pod.until_told(
+        "RestartIncomplete",
+        "Gave up: the kubelet ended the pod's sandbox",
+    )
+    .await
 }
 
 /// What it is replayed from was read before.
