@@ -11,6 +11,7 @@ use serde_json::json;
 use super::under;
 use crate::evidence::Deed;
 use crate::pod::LivePod;
+use crate::recorder::Seen;
 use crate::restarted::Before;
 use crate::runtime::{Container, State, describe};
 use crate::scenario::{Scenario, scenarios, taking_long};
@@ -208,7 +209,14 @@ async fn never_pod_whose_sandbox_ends_in_its_back_off_begins_in_another(
     let pod = stage.running(shape).await?;
     pod.restarts_all("trainer", 42).await?;
     let again = Again::begin(&pod).await?;
-    says_why(&pod).await?;
+    pod.recorder
+        .until_alive("the kubelet sees both wait", PATIENCE, |now| {
+            let seen = ["trainer", "logger"].map(|name| now.containers.get(name));
+            let waits = |it: &Seen| it.state.starts_with("waiting");
+            let wait = seen.iter().all(|it| it.is_some_and(waits));
+            (!wait).then(|| now.to_string())
+        })
+        .await?;
     let waits = |it: &Container| it.name() == "fetch" || it.is_placeholder();
     wait::until("only placeholders are left", PATIENCE, async || {
         let containers = pod.containers().await?;
