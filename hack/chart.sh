@@ -134,6 +134,13 @@ check_on_server() {
 # shellcheck disable=SC2317 # called by a trap
 remove_admission() {
     kubectl delete --ignore-not-found --wait=false -f "$WORK/policies.yaml" >/dev/null 2>&1 || true
+    # Of which the API server learns a moment later as well: whoever plays scenarios next has pods that they would refuse.
+    for ((i = 0; i < 60; i++)); do
+        if [[ ! -s $WORK/cases.json ]] || is_accepted elsewhere "$WORK/cases.json"; then
+            break
+        fi
+        sleep 0.5
+    done
     kubectl delete --ignore-not-found --wait=false node "${NODES[@]}" >/dev/null 2>&1 || true
     local name
     for name in "${NAMESPACES[@]/#/reprise-check-}"; do
@@ -233,13 +240,17 @@ refusal() { # POD
     grep -E "pods? \"$1\" is " "$WORK/refused" || echo 'accepted'
 }
 
+is_accepted() { # POD CASES
+    jq --arg name "$1" '.[] | select(.pod.metadata.name == $name).pod' "$2" |
+        kubectl create --dry-run=server -f - >/dev/null 2>&1
+}
+
 # The API server learns of a policy a moment after it is made.
 await_policies() { # CASES
     local name
     for name in elsewhere empty; do
         for ((i = 0; i < 60; i++)); do
-            jq --arg name "$name" '.[] | select(.pod.metadata.name == $name).pod' "$1" |
-                kubectl create --dry-run=server -f - >/dev/null 2>&1 || continue 2
+            is_accepted "$name" "$1" || continue 2
             sleep 0.5
         done
         die "the policies have no effect"
