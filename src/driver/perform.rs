@@ -196,11 +196,7 @@ impl Driver {
             let mut ends = pin!(ends);
             match timeout(patience, &mut ends).await {
                 Ok(Some(Ending::Pod)) => driver.tell(Pod::is_ending),
-                // What has been told to stop by then is restarted all the same.
-                Ok(Some(Ending::Container)) => {
-                    driver.tell(Pod::call_off);
-                    driver.feed(Event::Announced);
-                }
+                Ok(Some(Ending::Container)) => driver.tell(Pod::call_off),
                 Ok(None) => driver.feed(Event::Announced),
                 Err(_) => {
                     tracing::debug!(pod = %pod.key, "not told in time what the kubelet is ending");

@@ -228,7 +228,12 @@ impl Machine {
             self.heard = Some(now);
         }
         match event {
-            Event::Announced => self.announced = true,
+            // A generation before may have told its containers to stop.
+            Event::CalledOff if !self.killed && self.plan.again == 0 => {
+                self.finish(Outcome::CalledOff);
+            }
+            // Too late to call it off, it is an answer all the same.
+            Event::Announced | Event::CalledOff => self.announced = true,
             Event::Recovered(result) => self.recovered(result),
             Event::NotReplayed(name, why) if self.phase == Phase::Replay => {
                 self.replay.unanswered.remove(&name);
@@ -271,11 +276,7 @@ impl Machine {
                 let failed = self.failing.then(|| self.outcome(false)).flatten();
                 self.finish(failed.unwrap_or(Outcome::Deleted));
             }
-            // A generation before may have told its containers to stop.
-            Event::CalledOff if !self.killed && self.plan.again == 0 => {
-                self.finish(Outcome::CalledOff);
-            }
-            Event::NotReplayed(..) | Event::CalledOff | Event::Tick => {}
+            Event::NotReplayed(..) | Event::Tick => {}
         }
         self.advance(now);
         self.take_effects()

@@ -453,6 +453,25 @@ mod tests {
         assert!(effects.contains(&over) && !kills(&effects), "{effects:?}");
     }
 
+    #[test]
+    fn what_is_called_off_when_all_have_stopped_goes_on() {
+        let now = Instant::now();
+        let mut plan = draft(Some(RestartPolicy::Always), PLAIN, "a", 42);
+        plan.action = Action::RestartPod;
+        plan.grace_ms = 30_000;
+        let plan = plan.settled();
+        let held = held(&plan, now);
+        let found = since(&plan, now.checked_sub(RELIST_INTERVAL).unwrap());
+        let (mut machine, mut effects) = Machine::begin(plan, &held, None, &found, now);
+        effects.extend(machine.handle(now, Event::Announced));
+        assert!(kills(&effects), "{effects:?}");
+        let asks = machine.handle(now, Event::Exited("b-0".into()));
+        assert!(asks.contains(&Effect::Announce(true)), "{asks:?}");
+        assert!(machine.waits());
+        machine.handle(now, Event::CalledOff);
+        assert!(!machine.waits() && machine.phase() != Phase::Over);
+    }
+
     /// While no plugin was there.
     #[test]
     fn what_the_kubelet_has_just_started_is_killed_behind_its_shield_while_others_stop() {
