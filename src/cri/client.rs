@@ -228,15 +228,8 @@ impl Client {
         &self,
         id: &SandboxId,
     ) -> Result<Option<Recovered<api::PodSandboxConfig>>, CriError> {
-        let message = api::PodSandboxStatusRequest {
-            pod_sandbox_id: id.to_string(),
-            verbose: true,
-        };
-        let call = self.read("PodSandboxStatus");
-        let (mut rpc, _turn) = self.verbose_rpc().await;
-        let mut answer = call
-            .finish(rpc.pod_sandbox_status(call.request(message)))
-            .await?;
+        let (rpc, _turn) = self.verbose_rpc().await;
+        let mut answer = self.status_of_sandbox(rpc, id, true).await?;
         match answer.info.remove(INFO) {
             Some(info) => recover("PodSandboxStatus", &info),
             None => Ok(None),
@@ -245,14 +238,7 @@ impl Client {
 
     /// As much of the configuration that a sandbox was made from as every runtime tells.
     pub async fn sandbox_outline(&self, id: &SandboxId) -> Result<api::PodSandboxConfig, CriError> {
-        let message = api::PodSandboxStatusRequest {
-            pod_sandbox_id: id.to_string(),
-            verbose: false,
-        };
-        let call = self.read("PodSandboxStatus");
-        let answer = call
-            .finish(self.rpc().pod_sandbox_status(call.request(message)))
-            .await?;
+        let answer = self.status_of_sandbox(self.rpc(), id, false).await?;
         let status = answer.status.unwrap_or_default();
         let namespaces = status.linux.and_then(|linux| linux.namespaces);
         Ok(api::PodSandboxConfig {
@@ -445,6 +431,21 @@ impl Client {
         };
         let call = self.read("ContainerStatus");
         call.finish(rpc.container_status(call.request(message)))
+            .await
+    }
+
+    async fn status_of_sandbox(
+        &self,
+        mut rpc: RuntimeServiceClient<Channel>,
+        id: &SandboxId,
+        verbose: bool,
+    ) -> Result<api::PodSandboxStatusResponse, CriError> {
+        let message = api::PodSandboxStatusRequest {
+            pod_sandbox_id: id.to_string(),
+            verbose,
+        };
+        let call = self.read("PodSandboxStatus");
+        call.finish(rpc.pod_sandbox_status(call.request(message)))
             .await
     }
 

@@ -9,7 +9,6 @@ use tokio::time::{sleep, timeout};
 use super::Driver;
 use crate::cri::process::Process;
 use crate::cri::{CriError, Told};
-use crate::exit_hold::Hold;
 use crate::ids::ContainerId;
 use crate::times::{NOTED_LIMIT, STOP_LIMIT};
 
@@ -25,7 +24,7 @@ pub(super) enum Found {
 impl Driver {
     /// That of this container. One that cannot be found is the runtime's to end: its exit may be seen too early.
     pub(super) async fn process(&self, id: &ContainerId) -> Found {
-        if !matches!(self.tools.hold, Hold::Holder(_)) {
+        if self.tools.hold.keeper().is_none() {
             return Found::NotAsked;
         }
         // On the heap: what a runtime tells at length is awaited in large futures.
@@ -52,7 +51,7 @@ impl Driver {
     /// removed it: what it does by itself after an end takes longer than that.
     pub(super) async fn end_unseen(&self, id: &ContainerId) {
         let placeholder = self.instance(id).is_some_and(|it| it.is_placeholder());
-        if let Hold::Holder(keeper) = &self.tools.hold
+        if let Some(keeper) = self.tools.hold.keeper()
             && placeholder
         {
             keeper.hide(id.clone());
@@ -66,7 +65,7 @@ impl Driver {
 
     /// It has been removed: whoever hears of its end knows nothing of it.
     pub(super) fn end_is_over(&self, id: &ContainerId) {
-        if let Hold::Holder(keeper) = &self.tools.hold {
+        if let Some(keeper) = self.tools.hold.keeper() {
             keeper.show(id.clone());
         }
     }

@@ -31,6 +31,17 @@ pub enum Hold {
     Nothing,
 }
 
+impl Hold {
+    /// Who keeps that process.
+    #[must_use]
+    pub fn keeper(&self) -> Option<&Keeper> {
+        match self {
+            Self::Holder(keeper) => Some(keeper),
+            Self::Hook | Self::Nothing => None,
+        }
+    }
+}
+
 /// How long an exit can be held at the most, from the hook's start.
 pub const LIMIT: Duration = Duration::from_secs(8);
 

@@ -282,8 +282,7 @@ impl Reporter {
             pod = %story.pod.key, restart = story.restart, took_ms = took.as_millis(), containers = names,
             "gave up: not all containers were started again; nothing keeps the kubelet from starting them"
         );
-        let message = format!("Gave up: not started again: {names}");
-        self.event(story.pod, EventKind::Warning, "RestartIncomplete", &message);
+        self.incomplete(story.pod, &format!("not started again: {names}"));
     }
 
     /// The exits are let go without a placeholder that hides them.
@@ -293,8 +292,7 @@ impl Reporter {
             pod = %story.pod.key, restart = story.restart, took_ms = took.as_millis(),
             "gave up: {why}"
         );
-        let message = format!("Gave up: {why}");
-        self.event(story.pod, EventKind::Warning, "RestartIncomplete", &message);
+        self.incomplete(story.pod, why);
     }
 
     /// What the kubelet would have left half alive is stopped.
@@ -304,14 +302,17 @@ impl Reporter {
             pod = %story.pod.key, restart = story.restart, took_ms = took.as_millis(),
             "gave up: {why}"
         );
-        let message = format!("Gave up: {why}");
-        self.event(story.pod, EventKind::Warning, "RestartIncomplete", &message);
+        self.incomplete(story.pod, why);
     }
 
     /// The kubelet has ended the pod's sandbox in the middle of a restart, and would have made no other one.
     pub fn begins_in_another_sandbox(&self, pod: &PodIdentity) {
         let why = "the kubelet ended the pod's sandbox in the middle of the restart: the pod begins anew in another one";
         tracing::warn!(pod = %pod.key, "gave up: {why}");
+        self.incomplete(pod, why);
+    }
+
+    fn incomplete(&self, pod: &PodIdentity, why: &str) {
         let message = format!("Gave up: {why}");
         self.event(pod, EventKind::Warning, "RestartIncomplete", &message);
     }

@@ -14,7 +14,7 @@ use crate::clock;
 use crate::cri::{self, ContainerSummary, SandboxSummary};
 use crate::driver::{Charge, Driver, Tools};
 use crate::exit_hold::hook::HookArgs;
-use crate::exit_hold::{Hold, HoldDecision, HoldRequest};
+use crate::exit_hold::{HoldDecision, HoldRequest};
 use crate::ids::{ContainerId, ExitCode, PodIdentity, PodKey, PodUid, SandboxId};
 use crate::kube::{KubeletFeatures, PodChange, PodSpec, Pods};
 use crate::node::{self, Instance, InstanceState, Maker};
@@ -155,7 +155,7 @@ impl Registry {
 
     /// Its exits are asked about from now on. Nobody waits for that of what is never started.
     fn may_be_held(&self, driver: &Driver, id: &ContainerId, maker: Maker) {
-        if let Hold::Holder(keeper) = &self.tools.hold
+        if let Some(keeper) = self.tools.hold.keeper()
             && maker != Maker::Placeholder
         {
             let sandbox = &driver.pod().sandbox;
@@ -164,7 +164,7 @@ impl Registry {
     }
 
     fn forget<'a>(&self, ids: impl IntoIterator<Item = &'a ContainerId>) {
-        if let Hold::Holder(keeper) = &self.tools.hold {
+        if let Some(keeper) = self.tools.hold.keeper() {
             ids.into_iter().for_each(|id| keeper.forget(id.clone()));
         }
     }

@@ -438,6 +438,12 @@ impl Node {
         command.args([action, &self.name, component]);
         succeeds(command).await
     }
+
+    /// Whatever the runtime is doing.
+    pub(crate) async fn restart_runtime(&self) -> Result<()> {
+        self.script("kill", &self.runtime_name).await?;
+        self.script("start", &self.runtime_name).await
+    }
 }
 
 async fn succeeds(mut command: Command) -> Result<()> {

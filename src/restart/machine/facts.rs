@@ -166,8 +166,7 @@ impl Machine {
     /// Whether it was removed in the generation before this one, with what shielded it.
     pub(super) fn guard_is_gone(&self) -> bool {
         let guard = self.guard();
-        let shielded = |guard: &Progress| guard.placeholders.len() > guard.going.len();
-        guard.is_none_or(|guard| guard.old_is_gone() && !shielded(guard))
+        guard.is_none_or(|guard| guard.old_is_gone() && guard.standing() == 0)
     }
 
     pub(super) fn is_cleared_away(&self, it: &Progress) -> bool {

@@ -156,7 +156,12 @@ impl Progress {
     pub(super) fn lacks_placeholders(&self) -> usize {
         let wanted = usize::from(self.member.placeholders);
         let wanted = if self.is_new() { 0 } else { wanted };
-        wanted.saturating_sub(self.placeholders.len() - self.going.len())
+        wanted.saturating_sub(self.standing())
+    }
+
+    /// Placeholders that stay.
+    pub(super) fn standing(&self) -> usize {
+        self.placeholders.len() - self.going.len()
     }
 
     /// Whether its shields are missing. What is gone cannot be copied, and shows nothing that a shield could hide.

@@ -134,8 +134,7 @@ impl Drop for Validator {
 /// Returns when it has taken the plugin in again, if there is one.
 async fn restart_runtime(stage: &Stage) -> Result<()> {
     let connections = stage.plugin.times_ready()?;
-    stage.node.script("kill", &stage.node.runtime_name).await?;
-    stage.node.script("start", &stage.node.runtime_name).await?;
+    stage.node.restart_runtime().await?;
     stage.plugin.start().await?;
     stage.plugin.until_ready(connections + 1).await
 }

@@ -21,7 +21,7 @@ async fn plugin_launched_by_the_runtime_restarts_pods(stage: Stage) -> Result<()
         .prefix("reprise-launched-")
         .tempdir()?;
     let installed = Installed::new(&stage, &dir)?;
-    restart_runtime(&stage).await?;
+    stage.node.restart_runtime().await?;
     let result = async {
         // Containers from before that moment have no hook: it began before it knew anything.
         let socket = dir.path().join("run/hook.sock");
@@ -48,13 +48,8 @@ async fn plugin_launched_by_the_runtime_restarts_pods(stage: Stage) -> Result<()
     .await;
     drop(installed);
     // The launched plugin ends with its connection.
-    restart_runtime(&stage).await?;
+    stage.node.restart_runtime().await?;
     result
-}
-
-async fn restart_runtime(stage: &Stage) -> Result<()> {
-    stage.node.script("kill", &stage.node.runtime_name).await?;
-    stage.node.script("start", &stage.node.runtime_name).await
 }
 
 /// The plugin and its configuration where the runtime looks for them; taken away at the end.
