@@ -2,12 +2,13 @@
 # shellcheck shell=bash
 
 # When a process began, in clock ticks since boot: with its id it names one process for ever.
-# Fails when there is none, or a dead one that nobody has reaped.
+# Fails when there is none, or a dead one that nobody has reaped. It is not dead before its last
+# thread is: until then its sockets listen, though its first thread is a zombie already.
 born() { # PID
     local stat fields
     stat=$(cat "/proc/$1/stat" 2>/dev/null) || return
     read -ra fields <<<"${stat##*) }" # what precedes is the program's name, which may hold spaces
-    [[ ${fields[0]} != Z ]] && echo "${fields[19]}"
+    [[ ${fields[0]} != Z || ${fields[17]} -gt 1 ]] && echo "${fields[19]}"
 }
 
 is_alive() { # COMPONENT
