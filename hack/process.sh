@@ -65,7 +65,7 @@ await() { # COMPONENT WHAT COMMAND...
     wait_for 120 "$what" succeeds_or_dead "$component" "$@"
     is_alive "$component" || {
         tail -n 20 "$DIR/log/$component.log" >&2
-        die "$component ended; see $DIR/log/$component.log, then: node.sh down $NODE"
+        die "$component ended ($(tail -n 1 "$DIR/log/$component.log")); see $DIR/log/$component.log, then: node.sh down $NODE"
     }
 }
 

@@ -19,7 +19,7 @@ use crate::kube::{Ending, Endings};
 use crate::plan::{Generation, Plan, Starter, Trigger, Way};
 use crate::policy::Action;
 use crate::report::Story;
-use crate::restart::machine::{Effect, Event, Outcome, WAKER};
+use crate::restart::machine::{Effect, Event, Outcome};
 use crate::restart::pod::{Command, Order, Pod, Saying, Task};
 use crate::times::{
     ANNOUNCE_LIMIT, LONGEST_ANNOUNCEMENT, REMOVE_LIMIT, RETRY_INTERVAL, UNTOLD_INTERVAL,
@@ -219,8 +219,7 @@ impl Driver {
         let mut said = false;
         let wanted = || self.wants(Task::Shield(&generation, &name));
         while wanted() && !self.tools.starts.are_ending() {
-            // What wakes the kubelet hides nothing.
-            if name != WAKER.into() && !self.wants(Task::ShieldNow(&like)) {
+            if !self.wants(Task::ShieldNow(&name, &like)) {
                 sleep(RETRY_INTERVAL).await;
                 continue;
             }

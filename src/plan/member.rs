@@ -87,6 +87,12 @@ impl Member {
         self.old.as_ref()?.exit
     }
 
+    /// Whether the pod would fail with the exit of this init container, as far as it is known.
+    pub(super) fn may_fail_pod(&self) -> bool {
+        let fails = self.old.is_some() && self.exit() != Some(ExitCode::SUCCESS);
+        fails && self.restart_policy == RestartPolicy::Never
+    }
+
     /// Whether the kubelet must find no regular container to start the others after it: sidecars it starts by itself, but
     /// without waiting for their startup probes.
     pub(super) fn starts_in_order(&self) -> bool {

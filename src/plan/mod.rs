@@ -288,24 +288,12 @@ impl Plan {
         later.find(|it| it.kind != ContainerKind::Regular && it.was_running())
     }
 
-    /// One beside the guard whose exit would fail the pod, as far as it is known: init containers run one after the other.
-    fn last_replayed_init(&self) -> Option<usize> {
-        let last = self.members.iter().rposition(|it| {
-            let fails = it.old.is_some() && it.exit() != Some(ExitCode::SUCCESS);
-            let never = it.restart_policy == RestartPolicy::Never;
-            it.kind == ContainerKind::Init && fails && never && it.name != self.guard
-        });
-        last.filter(|_| self.replayed_inits)
-    }
-
     fn place_shields(&mut self) {
-        let last_replayed = self.last_replayed_init();
-        for (index, member) in self.members.iter_mut().enumerate() {
+        for member in &mut self.members {
             let exited = member.had_ended();
             member.placeholders = match member.kind {
                 _ if member.name == self.guard => 2,
-                // Those before it have succeeded.
-                ContainerKind::Init if Some(index) == last_replayed => 2,
+                ContainerKind::Init if self.replayed_inits && member.may_fail_pod() => 2,
                 // Where kinds are guessed, it may be the only regular one.
                 ContainerKind::Regular if member.was_running() => 1 + u8::from(!self.ordered),
                 // A completed one is to run again too. What is cleared away is gone before the kubelet starts

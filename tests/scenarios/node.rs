@@ -452,7 +452,13 @@ async fn succeeds(mut command: Command) -> Result<()> {
         .await?
         .with_context(|| format!("cannot run {what}"))?;
     let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{what}: {}: {said}", output.status);
+    // The reason comes last; a summary shows the first line.
+    let reason = said.lines().last().unwrap_or_default();
+    ensure!(
+        output.status.success(),
+        "{what}: {}: {reason}\n{said}",
+        output.status
+    );
     Ok(())
 }
 

@@ -148,12 +148,7 @@ impl Machine {
                 let anew = self.plan.again > 0 || self.plan.replayed_inits;
                 return self.begin_wait(anew, None, now);
             }
-            Phase::Clear => {
-                self.remove_olds(Self::is_cleared_away);
-                if self.plan.way == Way::Kept {
-                    self.remove_shields();
-                }
-            }
+            Phase::Clear => self.remove_olds(Self::is_cleared_away),
             Phase::Shielded => {
                 self.begin_undo();
                 self.remove_shielded();
@@ -162,10 +157,6 @@ impl Machine {
                 // A success that was learnt late may still be there.
                 if self.plan.way == Way::Kept {
                     self.remove_olds(Self::is_cleared_away);
-                }
-                // Their removal may have died with who asked for it.
-                if self.plan.way != Way::Shielded {
-                    self.remove_shields();
                 }
                 self.remove_replaced();
             }

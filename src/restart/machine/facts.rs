@@ -69,23 +69,19 @@ impl Machine {
         self.remove_olds(|_, it| it.member.placeholders > 0);
     }
 
-    /// The placeholders of containers.
+    /// What stands before containers that have not started yet, or was to be started.
     pub(super) fn remove_shields(&mut self) {
-        let shields = self.progress.iter().flat_map(|it| it.placeholders.keys());
-        self.effects.extend(shields.cloned().map(Effect::Remove));
-    }
-
-    pub(super) fn remove_placeholders(&mut self) {
-        let standing = self.leftovers().into_iter();
-        self.effects
-            .extend(standing.map(|(_, id)| Effect::Remove(id)));
+        let shielded = self.progress.iter().filter(|it| !it.is_new());
+        let shields = shielded.flat_map(Progress::unstarted).cloned();
+        self.effects.extend(shields.map(Effect::Remove));
     }
 
     /// What nobody is to start any more.
     pub(super) fn remove_unstarted(&mut self) {
-        self.remove_placeholders();
         let made = self.progress.iter().filter_map(|it| it.made.clone());
-        self.effects.extend(made.map(Effect::Remove));
+        let standing = self.leftovers().into_iter().map(|(_, id)| id);
+        self.effects
+            .extend(standing.chain(made).map(Effect::Remove));
     }
 
     /// What stood before containers that have started.
@@ -180,8 +176,9 @@ impl Machine {
     pub(super) fn cleared(&self) -> bool {
         let mut away = self.progress.iter().filter(|it| self.is_cleared_away(it));
         let mut progress = self.progress.iter();
-        let stay = self.plan.way == Way::Cleared && !self.placeholders_going;
-        away.all(Progress::is_gone) && (stay || progress.all(|it| it.placeholders.is_empty()))
+        let stay = !self.placeholders_going;
+        let none = |it: &Progress| it.is_new() || it.unstarted().next().is_none();
+        away.all(Progress::is_gone) && (stay || progress.all(none))
     }
 
     /// Start order: each init container after those before it, regular ones after all (KEP-753).

@@ -156,6 +156,12 @@ impl Machine {
         self.of_old(id).is_some()
     }
 
+    /// Whether that container ran before, and has yet to start again.
+    pub(crate) fn is_to_run_again(&self, name: &ContainerName) -> bool {
+        let ran = self.plan.member(name).is_some_and(|it| it.is_to_run);
+        ran && self.is_to_start_again(name)
+    }
+
     /// Whether that container has yet to start again.
     pub(crate) fn is_to_start_again(&self, name: &ContainerName) -> bool {
         self.phase != Phase::Over && self.get(name).is_some_and(|it| !it.is_new())

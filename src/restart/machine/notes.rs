@@ -8,6 +8,7 @@ use super::progress::{NewState, OldState, Progress};
 use super::terms::{Effect, Phase, WAKER};
 use super::waker::Waker;
 use crate::ids::{ContainerId, ContainerName, ExitCode};
+use crate::plan::Way;
 use crate::times::{LONGEST_RECORDING, SHIELD_TIME, TRUST_TIME, time_of_recording, time_of_relist};
 
 impl Machine {
@@ -317,7 +318,9 @@ impl Machine {
 
     /// When no relist tells any more of exits that were removed: what shielded them can go.
     pub(super) fn exits_forgotten_from(&self) -> Option<Instant> {
-        let goes = self.phase == Phase::Clear || self.is_removing_undone();
+        let clears = self.plan.way != Way::Shielded && !self.placeholders_going;
+        let cleared = clears && matches!(self.phase, Phase::Clear | Phase::Up);
+        let goes = cleared || self.is_removing_undone();
         self.exits_told_until.filter(|_| goes)
     }
 

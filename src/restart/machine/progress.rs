@@ -80,9 +80,15 @@ impl Progress {
         self.member.kind == kind
     }
 
-    /// Whether the kubelet is not to see its exit: under Always it does no more than try to start again what it sees exited.
+    /// Whether the kubelet is not to see its exit: under Always it does no more than try to start again what it sees exited,
+    /// and only under Never is a pod over with an init container that failed.
     pub(super) fn is_to_hide(&self) -> bool {
-        self.is(ContainerKind::Regular) && self.member.restart_policy != RestartPolicy::Always
+        let failed = self.member.old.is_some() && self.old_exit != Some(ExitCode::SUCCESS);
+        match self.member.kind {
+            ContainerKind::Init => failed && self.member.restart_policy == RestartPolicy::Never,
+            ContainerKind::Sidecar => false,
+            ContainerKind::Regular => self.member.restart_policy != RestartPolicy::Always,
+        }
     }
 
     /// All attempts from before the restart. A replay that fell back has made old ones older.

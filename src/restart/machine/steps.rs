@@ -63,18 +63,23 @@ impl Machine {
                 self.finish(Outcome::TimedOut);
                 false
             }
-            Phase::Clear if late || self.cleared() => {
-                if self.plan.way == Way::Cleared && !self.placeholders_going && !late {
-                    // Where its removal shows, the relist that has recorded the shields is over, and the next a second away.
-                    if self.exits_forgotten_from().is_some() && !self.plan.removals_show {
-                        return false;
-                    }
-                    self.placeholders_going = true;
-                    self.remove_shields();
-                } else {
-                    self.enter(Phase::Up, now);
-                    self.release_all();
+            Phase::Clear | Phase::Up if self.may_remove_shields(late) => {
+                let shields = self
+                    .progress
+                    .iter()
+                    .any(|it| it.unstarted().next().is_some());
+                let told = shields && self.exits_forgotten_from().is_some();
+                // Where its removal shows, the relist that has recorded the shields is over, and the next a second away.
+                if told && !late && !self.plan.removals_show {
+                    return false;
                 }
+                self.placeholders_going = true;
+                self.remove_shields();
+                true
+            }
+            Phase::Clear if late || self.cleared() => {
+                self.enter(Phase::Up, now);
+                self.release_all();
                 true
             }
             Phase::Up if self.may_replay_now() => {
@@ -96,6 +101,16 @@ impl Machine {
             }
             Phase::Down | Phase::Shielded | Phase::Clear | Phase::Over => false,
         }
+    }
+
+    /// Whether what stood before containers that were cleared away is to follow them. Under `Kept` it hides nothing for long.
+    fn may_remove_shields(&self, late: bool) -> bool {
+        !self.placeholders_going
+            && match self.plan.way {
+                Way::Kept => late || self.cleared(),
+                Way::Shielded => false,
+                Way::Cleared => self.cleared(),
+            }
     }
 
     fn is_down(&self) -> bool {
@@ -162,8 +177,6 @@ impl Machine {
                 self.enter(Phase::Clear, now);
                 self.release(|_, it| it.goes_first());
                 self.remove_olds(Self::is_cleared_away);
-                // A generation before may have had another way.
-                self.remove_shields();
             }
             Way::Shielded => {
                 self.enter(Phase::Up, now);

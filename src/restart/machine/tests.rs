@@ -600,8 +600,12 @@ fn of_what_has_ended_since_a_restart_was_decided_the_newest_counts() {
 fn what_shields_nothing_any_more_goes_when_a_successor_finds_it() {
     let shape = &[("i", Init, DONE), ("a", Regular, RUNS)];
     let shield = found("p", "a", true, true, InstanceState::Created);
-    let (_, effects) = resume(shape, Phase::Up, std::slice::from_ref(&shield), 3);
-    assert!(effects.contains(&Effect::Remove("p".into())), "{effects:?}");
+    let (mut machine, effects) = resume(shape, Phase::Up, std::slice::from_ref(&shield), 3);
+    let goes = Effect::Remove("p".into());
+    assert!(!effects.contains(&goes), "{effects:?}");
+    // No relist tells any more of what it may have shielded.
+    let then = machine.deadline().unwrap();
+    assert_eq!(machine.handle(then, Event::Tick), [goes]);
     let (_, effects) = resume(&shape[1..], Phase::Up, &[shield], 3);
     assert!(
         !effects.contains(&Effect::Remove("p".into())),

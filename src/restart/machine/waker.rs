@@ -99,8 +99,9 @@ impl Machine {
         let guard = self.guard().filter(there);
         let old = guard.or_else(|| self.progress.iter().find(there));
         let old = old.and_then(|it| it.member.old_id());
-        let mut progress = self.progress.iter();
-        let like = old.or_else(|| progress.find_map(Progress::running));
+        let mut running = self.progress.iter().filter_map(Progress::running);
+        let mut unstarted = self.progress.iter().flat_map(Progress::unstarted);
+        let like = old.or_else(|| running.next()).or_else(|| unstarted.next());
         if let Some(like) = like.filter(|_| !self.waker.is_wanted()) {
             let waker = Effect::MakePlaceholder(WAKER.into(), like.clone());
             self.effects.push(waker);

@@ -226,7 +226,9 @@ impl Pod {
         let ordered = shape.is_some();
         let mut members = shape.unwrap_or_else(|| self.seen().guessed(&trigger.name));
         for member in &mut members {
-            member.is_to_run = member.was_running() || member.name == trigger.name;
+            // One that waits for its start in a restart which this one replaces.
+            let waits = machine.is_some_and(|it| it.is_to_run_again(&member.name));
+            member.is_to_run = member.was_running() || waits || member.name == trigger.name;
         }
         Plan {
             id: RestartId(format!(

@@ -4,7 +4,7 @@ use super::Pod;
 use crate::ids::{ContainerId, ContainerName};
 use crate::node::{InstanceState, Maker};
 use crate::plan::{Generation, RestartId};
-use crate::restart::machine::{Machine, Phase};
+use crate::restart::machine::{Machine, Phase, WAKER};
 
 /// What is done for a pod.
 #[derive(Debug, Clone, Copy)]
@@ -32,8 +32,8 @@ pub(crate) enum Task<'t> {
     Stop,
     /// That generation needs a placeholder for a container.
     Shield(&'t Generation, &'t ContainerName),
-    /// One that is made like this old container may stand.
-    ShieldNow(&'t ContainerId),
+    /// One of that name that is made like this old container may stand.
+    ShieldNow(&'t ContainerName, &'t ContainerId),
     /// What runs is stopped behind its shield: the kubelet would start another one beside it, if nobody refused that.
     Hide,
     /// This one stands, made and not started.
@@ -76,7 +76,8 @@ impl Pod {
             Task::Shield(generation, name) => {
                 restart(&|it| it.plan().generation() == *generation && it.wants_shield(name))
             }
-            Task::ShieldNow(id) => self.may_be_shielded(id),
+            // What wakes the kubelet hides nothing.
+            Task::ShieldNow(name, id) => *name == WAKER.into() || self.may_be_shielded(id),
             Task::Hide => restart(&Machine::hides_what_runs),
             Task::Stand(id) => restart(&stands(id)),
             Task::Watch(id) => {

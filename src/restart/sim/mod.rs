@@ -421,11 +421,10 @@ impl World {
 
     /// Draws a number, more often a small one.
     fn upto(&mut self, most: u64) -> u64 {
-        let drawn = self
-            .case
-            .luck
-            .get(self.drawn)
-            .map_or(0, |it| u64::from(*it));
+        // Over and over: the end of a long case is played with as much luck as its beginning.
+        let luck = &self.case.luck;
+        let next = luck.get(self.drawn % luck.len().max(1));
+        let drawn = next.map_or(0, |it| u64::from(*it));
         self.drawn += 1;
         (most * drawn * drawn + 32_512) / 65_025
     }

@@ -750,6 +750,8 @@ impl World {
         } else if self.wants(Task::Start(id)) {
             self.admitted(&name);
             self.start(id);
+            // The runtime may have told of it already.
+            self.tell(|pod, now| pod.started(id, now));
         } else if !self.wants(Task::Stand(id)) {
             self.sweep(id.clone());
         }

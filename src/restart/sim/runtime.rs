@@ -314,7 +314,7 @@ impl World {
                     if !pod.wants(Task::Shield(&generation, &name)) {
                         return self.not_made(name, &generation);
                     }
-                    if !pod.wants(Task::ShieldNow(&like)) {
+                    if !pod.wants(Task::ShieldNow(&name, &like)) {
                         let call = Call::Make(name, like, generation);
                         return self.after(100, Job::Retry(self.epoch, call));
                     }
@@ -346,7 +346,14 @@ impl World {
             Call::Remove(id) => {
                 let there = self.runtime.containers.get(&id);
                 if there.is_some_and(|it| it.seen() == InstanceState::Running) {
-                    // The runtime stops it by force, and removes it when its exit has been processed.
+                    // The runtime stops it by force, and removes it when its exit has been processed, unless who asked for
+                    // that is dead.
+                    let unhooked = self
+                        .runtime
+                        .containers
+                        .get(&id)
+                        .is_some_and(|it| !it.hooked);
+                    self.excuse(unhooked && !self.listening(), "a removal is cancelled");
                     self.exit(&id, KILLED);
                     self.after(100, Job::Call(self.epoch, Call::Remove(id)));
                 } else {
