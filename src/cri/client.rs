@@ -267,6 +267,27 @@ impl Client {
         Ok(answer.image.map(|image| image.id))
     }
 
+    /// The smallest of the images that have a name, by that; [`CriError::Gone`] if there is none.
+    pub async fn smallest_image(&self) -> Result<api::ImageSpec, CriError> {
+        let call = self.read("ListImages");
+        let mut images = ImageServiceClient::new(self.channel());
+        let request = call.request(api::ListImagesRequest {});
+        let answer = call.finish(images.list_images(request)).await?;
+        let smallest = answer.images.into_iter().filter_map(|it| {
+            let name = it.repo_tags.into_iter().chain(it.repo_digests).next()?;
+            Some((it.size, it.id, name))
+        });
+        let (_, id, name) = smallest.min().ok_or(CriError::Gone {
+            call: "ListImages",
+            text: "no image has a name".into(),
+        })?;
+        Ok(api::ImageSpec {
+            image: id,
+            user_specified_image: name,
+            ..Default::default()
+        })
+    }
+
     /// Makes a container without starting it. `sandbox_config` must be the one that the sandbox was made with: containerd
     /// refuses a container whose user namespace differs from it. Must not be called while an NRI handler is at work: the
     /// runtime would wait for itself. A runtime that did not answer may have made it: it is asked, while that is `wanted` until

@@ -303,8 +303,21 @@ impl api::image_service_server::ImageService for Service {
     ) -> Result<Response<api::ImageStatusResponse>, Status> {
         let name = request.into_inner().image.unwrap_or_default().image;
         let id = self.called("ImageStatus").await?.images.get(&name).cloned();
-        let image = id.map(|id| api::Image { id });
+        let image = id.map(image);
         Ok(Response::new(api::ImageStatusResponse { image }))
+    }
+
+    async fn list_images(
+        &self,
+        _: Request<api::ListImagesRequest>,
+    ) -> Result<Response<api::ListImagesResponse>, Status> {
+        let images = self.called("ListImages").await?.images.clone();
+        let images = images.into_iter().map(|(name, id)| api::Image {
+            repo_tags: vec![name],
+            ..image(id)
+        });
+        let images = images.collect();
+        Ok(Response::new(api::ListImagesResponse { images }))
     }
 }
 
@@ -338,5 +351,12 @@ impl tasks::tasks_server::Tasks for Service {
         let call = format!("Get in {:?}", namespace.unwrap().to_str().unwrap());
         let process = self.called(call).await?.process.clone();
         Ok(Response::new(tasks::GetResponse { process }))
+    }
+}
+
+fn image(id: String) -> api::Image {
+    api::Image {
+        id,
+        ..Default::default()
     }
 }

@@ -24,11 +24,11 @@ pub use config::Recovered;
 pub use containerd::{Containerd, ExitFeed, TaskExit};
 pub use crio::Told;
 pub use error::CriError;
-pub(crate) use model::POD_UID;
 pub use model::{
     CONTAINER_NAME, ContainerState, ContainerStatus, ContainerSummary, RuntimeVersion,
     SandboxState, SandboxSummary,
 };
+pub(crate) use model::{Map, OF_POD, POD_UID};
 
 /// Reads a text that claims to be a runtime's verbose info in every way in which one is read, for the fuzzer. The
 /// configuration of a container in it, with the status that such a container would have.

@@ -11,6 +11,12 @@ pub const CONTAINER_NAME: &str = "io.kubernetes.container.name";
 
 /// The kubelet's label with the pod's UID (`pkg/kubelet/types/labels.go`).
 pub(crate) const POD_UID: &str = "io.kubernetes.pod.uid";
+/// The labels by which the kubelet finds a container's pod (`pkg/kubelet/types/labels.go`).
+pub(crate) const OF_POD: [&str; 3] = [
+    "io.kubernetes.pod.name",
+    "io.kubernetes.pod.namespace",
+    POD_UID,
+];
 
 /// Labels or annotations.
 pub(crate) type Map = BTreeMap<String, String>;

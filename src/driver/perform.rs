@@ -213,13 +213,13 @@ impl Driver {
     async fn make_placeholder(
         self: Arc<Self>,
         name: ContainerName,
-        like: ContainerId,
+        like: Option<ContainerId>,
         generation: Generation,
     ) {
         let mut said = false;
         let wanted = || self.wants(Task::Shield(&generation, &name));
         while wanted() && !self.tools.starts.are_ending() {
-            if !self.wants(Task::ShieldNow(&name, &like)) {
+            if !self.wants(Task::ShieldNow(&name, like.as_ref())) {
                 sleep(RETRY_INTERVAL).await;
                 continue;
             }
@@ -228,7 +228,7 @@ impl Driver {
             let cri = &self.tools.cri;
             let made = self
                 .placeholders
-                .make(cri, &name, &like, &generation.0, wanted)
+                .make(cri, &name, like.as_ref(), &generation.0, wanted)
                 .await;
             let took = self.bounds.of_usual(began.elapsed(), then);
             drop(turn);
@@ -242,8 +242,9 @@ impl Driver {
                         return;
                     }
                 }
-                Err(CriError::Gone { .. }) => {
-                    self.feed(Event::Gone(like));
+                Err(CriError::Gone { .. }) if like.is_some() => {
+                    like.into_iter()
+                        .for_each(|like| self.feed(Event::Gone(like)));
                     break;
                 }
                 Err(error) => {

@@ -7,7 +7,7 @@ use tokio::sync::OnceCell;
 
 use crate::cri::{
     self, CONTAINER_NAME, ContainerConfig, ContainerMetadata, CriError, ImageSpec,
-    LinuxContainerConfig, LinuxContainerSecurityContext, PodSandboxConfig,
+    LinuxContainerConfig, LinuxContainerSecurityContext, Map, OF_POD, PodSandboxConfig,
 };
 use crate::ids::{ContainerId, ContainerName, SandboxId};
 use crate::node::PLACEHOLDER_ANNOTATION;
@@ -48,29 +48,25 @@ impl Placeholders {
         }
     }
 
-    /// Makes one placeholder for container `name`, shaped like its attempt `like`, while that is `wanted`.
+    /// Makes one placeholder for container `name`, shaped like its attempt `like`, while that is `wanted`. What wakes the
+    /// kubelet may be like nothing.
     pub(super) async fn make(
         &self,
         cri: &cri::Client,
         name: &ContainerName,
-        like: &ContainerId,
+        like: Option<&ContainerId>,
         restart: &RestartId,
         wanted: impl Fn() -> bool,
     ) -> Result<ContainerId, CriError> {
-        let status = cri.container_status(like).await?;
         let sandbox = self.config.get_or_try_init(|| self.sandbox(cri)).await?;
-        // CRI-O has runc look for the command when it makes a container.
-        let command = match sandbox {
-            Sandbox::Whole(_) => Vec::new(),
-            Sandbox::Outline(_) => cri.told(like).await?.map(|it| it.args).unwrap_or_default(),
+        let shape = match like {
+            Some(like) => Shape::of(cri, like, sandbox).await?,
+            None => Shape::of_none(cri, sandbox.config()).await?,
         };
         let sandbox = sandbox.config();
         loop {
             let attempt = self.next_attempt.fetch_sub(1, Ordering::Relaxed);
-            let config = ContainerConfig {
-                command: command.clone(),
-                ..config(name, attempt, &status, sandbox, restart)
-            };
+            let config = config(name, attempt, shape.clone(), sandbox, restart);
             let made = cri.create_container(&self.sandbox, &config, sandbox, &wanted);
             match made.await {
                 // One that a predecessor left and that is being swept.
@@ -92,17 +88,68 @@ impl Placeholders {
     }
 }
 
+/// What a placeholder is made from.
+#[derive(Debug, Clone)]
+struct Shape {
+    labels: Map,
+    annotations: Map,
+    image: ImageSpec,
+    command: Vec<String>,
+    /// The directory in the pod's, for its log.
+    directory: String,
+}
+
+impl Shape {
+    /// That of this container.
+    async fn of(
+        cri: &cri::Client,
+        like: &ContainerId,
+        sandbox: &Sandbox,
+    ) -> Result<Self, CriError> {
+        let status = cri.container_status(like).await?;
+        // CRI-O has runc look for the command when it makes a container.
+        let command = match sandbox {
+            Sandbox::Whole(_) => Vec::new(),
+            Sandbox::Outline(_) => cri.told(like).await?.map(|it| it.args).unwrap_or_default(),
+        };
+        Ok(Self {
+            labels: status.labels,
+            annotations: status.annotations,
+            image: ImageSpec {
+                image: status.image_ref,
+                // By which CRI-O finds the policy for its signature.
+                user_specified_image: status.image.image,
+                ..Default::default()
+            },
+            command,
+            directory: format!("{}/", status.name),
+        })
+    }
+
+    /// Where nothing is left of the pod but its sandbox: any image will do, of which nothing is started.
+    async fn of_none(cri: &cri::Client, sandbox: &PodSandboxConfig) -> Result<Self, CriError> {
+        let mut labels = sandbox.labels.clone();
+        labels.retain(|key, _| OF_POD.contains(&key.as_str()));
+        Ok(Self {
+            labels,
+            annotations: Map::new(),
+            image: cri.smallest_image().await?,
+            command: Vec::new(),
+            directory: String::new(),
+        })
+    }
+}
+
 fn config(
     name: &ContainerName,
     attempt: u32,
-    like: &cri::ContainerStatus,
+    shape: Shape,
     sandbox: &PodSandboxConfig,
     restart: &RestartId,
 ) -> ContainerConfig {
-    let mut labels = like.labels.clone();
+    let (mut labels, mut annotations) = (shape.labels, shape.annotations);
     // What wakes the kubelet is like one of the pod's containers, and none of them.
     labels.insert(CONTAINER_NAME.to_owned(), name.to_string());
-    let mut annotations = like.annotations.clone();
     annotations.insert(PLACEHOLDER_ANNOTATION.to_owned(), restart.to_string());
     let namespaces = sandbox
         .linux
@@ -117,18 +164,14 @@ fn config(
             name: format!("reprise-{attempt}"),
             attempt,
         }),
-        image: Some(ImageSpec {
-            image: like.image_ref.clone(),
-            // By which CRI-O finds the policy for its signature.
-            user_specified_image: like.image.image.clone(),
-            ..Default::default()
-        }),
+        image: Some(shape.image),
+        command: shape.command,
         labels,
         annotations,
         // The kubelet deletes `<log path>*` with a container: an empty one would be the pod's whole directory,
         // and one that begins with a number would count as an attempt. CRI-O makes it with the container, in a directory that
         // must be there.
-        log_path: format!("{}/reprise-{attempt}.log", like.name),
+        log_path: format!("{}reprise-{attempt}.log", shape.directory),
         linux: Some(LinuxContainerConfig {
             security_context: Some(LinuxContainerSecurityContext {
                 namespace_options: namespaces,

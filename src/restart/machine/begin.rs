@@ -187,6 +187,7 @@ impl Machine {
             start_at: None,
             waker: Waker::None,
             heard: None,
+            gate_is_there: true,
             hooks_by: None,
             left: false,
             probed: None,

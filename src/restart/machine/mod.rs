@@ -80,6 +80,8 @@ pub(crate) struct Machine {
     waker: Waker,
     /// When the kubelet showed last that it is at work on the pod.
     heard: Option<Instant>,
+    /// Whether anybody hears of whatever the kubelet starts.
+    gate_is_there: bool,
     /// The kubelet goes on by itself (see `leave_rest`).
     left: bool,
     /// What has started to the kubelet, its startup probe if it has one, as it was told last; `None`: nobody tells.
@@ -225,6 +227,11 @@ impl Machine {
         waiting.map(|it| &it.member.name).collect()
     }
 
+    /// `there`: whatever the kubelet starts is heard of, and may be refused.
+    pub(crate) fn note_gate(&mut self, there: bool) {
+        self.gate_is_there = there;
+    }
+
     /// Takes note of what happened.
     pub(crate) fn handle(&mut self, now: Instant, event: Event) -> Vec<Effect> {
         if self.phase == Phase::Over {
@@ -315,7 +322,15 @@ impl Machine {
     }
 
     fn admit(&mut self, now: Instant, name: &ContainerName) -> Verdict {
-        self.heard = Some(now);
+        let verdict = self.judge(now, name);
+        // A kubelet that goes on asking for the wrong one has missed something.
+        if verdict != Verdict::OutOfOrder {
+            self.heard = Some(now);
+        }
+        verdict
+    }
+
+    fn judge(&mut self, now: Instant, name: &ContainerName) -> Verdict {
         let Some(it) = self.get(name) else {
             // Not part of the restart: an ephemeral container, or action Restart of another one.
             return Verdict::Admit;

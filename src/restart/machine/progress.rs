@@ -200,7 +200,7 @@ impl Progress {
         };
         let missing = lacks.saturating_sub(self.coming);
         self.coming += missing;
-        vec![Effect::MakePlaceholder(self.member.name.clone(), old.clone()); missing]
+        vec![Effect::MakePlaceholder(self.member.name.clone(), Some(old.clone())); missing]
     }
 
     /// Under `Kept`: what the kubelet would not run again if it saw it exited, or not in order. Sidecars it

@@ -93,7 +93,9 @@ impl Machine {
             Phase::Up => {
                 self.kill_halved();
                 self.ends_by = self.may_change_until(now);
-                let waits = self.ends_by.is_some() || self.unshields_from().is_some();
+                // What the kubelet starts meanwhile, nobody hears of: it is listed when the gate is back.
+                let unheard = self.left && !self.gate_is_there;
+                let waits = unheard || self.ends_by.is_some() || self.unshields_from().is_some();
                 if let Some(outcome) = self.outcome(late).filter(|_| late || !waits) {
                     self.finish(outcome);
                 }

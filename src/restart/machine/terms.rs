@@ -118,8 +118,8 @@ pub(crate) enum Effect {
     Replay(Vec<ContainerName>),
     /// Start this attempt, which another process has made and may be starting.
     Start(ContainerId),
-    /// Make a placeholder for this container, or the [`WAKER`], like this attempt.
-    MakePlaceholder(ContainerName, ContainerId),
+    /// Make a placeholder for this container like this attempt, or the [`WAKER`], which may be like none.
+    MakePlaceholder(ContainerName, Option<ContainerId>),
     /// Let these exits be seen.
     Release(Vec<ContainerId>),
     /// Remove this container as soon as its exit has been processed.

@@ -648,7 +648,7 @@ fn a_kubelet_that_is_silent_is_woken() {
     assert!(!wants(&machine), "it has wanted something");
     now += NUDGE_INTERVAL;
     let effects = machine.handle(now, Event::Tick);
-    let waker = Effect::MakePlaceholder(WAKER.into(), "a-0".into());
+    let waker = Effect::MakePlaceholder(WAKER.into(), Some("a-0".into()));
     assert_eq!(effects, [waker]);
     assert!(wants(&machine));
 }

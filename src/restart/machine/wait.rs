@@ -406,7 +406,7 @@ mod tests {
     fn while_others_come_first_one_shield_is_made_and_nothing_killed() {
         let now = Instant::now();
         let (mut machine, effects) = queued(now);
-        let one = Effect::MakePlaceholder("a".into(), "a-0".into());
+        let one = Effect::MakePlaceholder("a".into(), Some("a-0".into()));
         assert_eq!(effects, [Effect::Save, Effect::AskForTurn, one]);
         assert!(machine.is_exposed() && machine.holds(&"a-0".into()));
         // It is called soon enough.
@@ -491,7 +491,7 @@ mod tests {
         let (mut machine, mut effects) = Machine::begin(plan, &none, None, &found, now);
         effects.extend(machine.handle(now, Event::Announced));
         assert!(effects.contains(&Effect::Kill(other)), "{effects:?}");
-        let shield = Effect::MakePlaceholder("a".into(), fresh.clone());
+        let shield = Effect::MakePlaceholder("a".into(), Some(fresh.clone()));
         assert!(effects.contains(&shield), "{effects:?}");
         assert!(!effects.contains(&Effect::Kill(fresh.clone())));
         machine.handle(now, Event::PlaceholderMade("a".into(), "p".into(), MADE));

@@ -100,10 +100,9 @@ impl Machine {
         let old = guard.or_else(|| self.progress.iter().find(there));
         let old = old.and_then(|it| it.member.old_id());
         let mut running = self.progress.iter().filter_map(Progress::running);
-        let mut unstarted = self.progress.iter().flat_map(Progress::unstarted);
-        let like = old.or_else(|| running.next()).or_else(|| unstarted.next());
-        if let Some(like) = like.filter(|_| !self.waker.is_wanted()) {
-            let waker = Effect::MakePlaceholder(WAKER.into(), like.clone());
+        let like = old.or_else(|| running.next()).cloned();
+        if !self.waker.is_wanted() {
+            let waker = Effect::MakePlaceholder(WAKER.into(), like);
             self.effects.push(waker);
             self.waker = Waker::Asked;
         }

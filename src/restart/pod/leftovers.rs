@@ -53,6 +53,8 @@ impl Pod {
                 }
             }
             self.sweep_unknown(now.at);
+            // It may have waited for the list.
+            self.feed(Event::Tick, now);
         } else if sweep {
             self.sweep_leftovers();
         }

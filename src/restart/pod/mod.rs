@@ -332,6 +332,7 @@ impl Pod {
     pub(crate) fn feed(&mut self, event: Event, now: &Moment) {
         if let Some(machine) = &mut self.machine {
             tracing::debug!(pod = %self.identity.key, phase = ?machine.phase(), ?event);
+            machine.note_gate(self.shared.gate.is_there());
             let effects = machine.handle(now.at, event);
             self.apply(effects, now);
         }

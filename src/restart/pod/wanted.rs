@@ -33,7 +33,7 @@ pub(crate) enum Task<'t> {
     /// That generation needs a placeholder for a container.
     Shield(&'t Generation, &'t ContainerName),
     /// One of that name that is made like this old container may stand.
-    ShieldNow(&'t ContainerName, &'t ContainerId),
+    ShieldNow(&'t ContainerName, Option<&'t ContainerId>),
     /// What runs is stopped behind its shield: the kubelet would start another one beside it, if nobody refused that.
     Hide,
     /// This one stands, made and not started.
@@ -77,7 +77,9 @@ impl Pod {
                 restart(&|it| it.plan().generation() == *generation && it.wants_shield(name))
             }
             // What wakes the kubelet hides nothing.
-            Task::ShieldNow(name, id) => *name == WAKER.into() || self.may_be_shielded(id),
+            Task::ShieldNow(name, like) => {
+                *name == WAKER.into() || like.is_none_or(|id| self.may_be_shielded(id))
+            }
             Task::Hide => restart(&Machine::hides_what_runs),
             Task::Stand(id) => restart(&stands(id)),
             Task::Watch(id) => {

@@ -316,9 +316,11 @@ pub(super) fn any_case() -> impl Strategy<Value = Case> {
         Just(ExitCode(143)),
         Just(ExitCode(1))
     ];
-    let last = (cut, late, then, at_turn, stops_with);
+    // Probes, and others that have the kubelet look at the pod.
+    let often = prop::option::weighted(0.3, prop::collection::vec(0u64..12_000, 4..=16));
+    let last = (cut, late, then, at_turn, stops_with, often);
     (any_pod(), exits, around, luck, last).prop_map(|(pod, exits, around, luck, last)| {
-        let (cut, late, then, at_turn, stops_with) = last;
+        let (cut, late, then, at_turn, stops_with, often) = last;
         let (own_exit, again, init_fails, back_off, grace, probe, replay, turn, tells) = exits;
         let (spec_known, api, (kubelet, inspecting), fault, deaths, deleted, nudges, collected) =
             around;
@@ -348,7 +350,12 @@ pub(super) fn any_case() -> impl Strategy<Value = Case> {
             deaths,
             cut,
             deleted,
-            nudges: nudges.into_iter().chain(then).chain(at_turn).collect(),
+            nudges: [nudges, often.unwrap_or_default()]
+                .into_iter()
+                .flatten()
+                .chain(then)
+                .chain(at_turn)
+                .collect(),
             collected,
             late,
             luck,

@@ -5,12 +5,16 @@
 
 use std::collections::BTreeMap;
 
-use super::case::Version;
+use super::case::{Kind, Version};
 use super::runtime::{Is, KILLED};
 use super::{Case, Job, Ms, RESYNC, World};
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::node::{InstanceState, Maker};
+
+/// How much longer its calls take at the most, where the runtime takes its time: those that ask for the states of a pod's
+/// containers together, and each that makes one.
+pub(super) const SLOWED: Ms = 3000;
 
 /// What a relist finds in a pod, beside what the one before found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -341,7 +345,8 @@ impl World {
         let first = self.upto(ids.len().saturating_sub(1) as u64);
         ids.rotate_left(usize::try_from(first).unwrap());
         self.kubelet.view_to_be.clear();
-        let each = self.case.inspecting / (ids.len() as u64).max(1);
+        let slow = self.slowed(Kind::Make, 0).min(SLOWED);
+        let each = (self.case.inspecting + slow) / (ids.len() as u64).max(1);
         self.inspect(ids, each, wakes);
     }
 
@@ -443,6 +448,7 @@ impl World {
             self.runtime.reserved = Some(name.clone());
             let hooked = self.connected();
             let making = self.upto(300);
+            let making = making + self.slowed(Kind::Make, 0).min(SLOWED);
             let call = KubeletsCall {
                 name,
                 hooked,

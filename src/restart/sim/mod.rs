@@ -86,7 +86,7 @@ const RESYNC: Ms = 60_000;
 #[derive(Debug)]
 enum Call {
     Kill(ContainerId),
-    Make(ContainerName, ContainerId, Generation),
+    Make(ContainerName, Option<ContainerId>, Generation),
     /// Of one batch, and since when it is asked for.
     Replay(ContainerName, usize, Ms),
     Remove(ContainerId),

@@ -675,7 +675,7 @@ impl World {
 
     /// A placeholder stands.
     pub(super) fn stands(&mut self, name: ContainerName, id: ContainerId, generation: &Generation) {
-        let took = Duration::ZERO;
+        let took = Duration::from_millis(self.slowed(Kind::Make, 0));
         self.tell(|pod, now| pod.placeholder_made(name, id, generation, took, now));
     }
 
@@ -730,7 +730,8 @@ impl World {
                 self.tell(|pod, now| pod.not_replayed(&restart, name, why, now));
                 continue;
             };
-            let (attempt, took) = (self.instance(container), Duration::ZERO);
+            let attempt = self.instance(container);
+            let took = Duration::from_millis(self.slowed(Kind::Make, 0));
             self.tell(|pod, now| pod.attempt_made(&restart, id, attempt, took, now));
         }
         for id in made {

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use super::case::{INIT_FAILURE, Kind, LONGEST_FAULT};
-use super::kubelet::Phase as PodPhase;
+use super::kubelet::{Phase as PodPhase, SLOWED};
 use super::plugin::Plugin;
 use super::runtime::Is;
-use super::{BEGIN, Ms, RESYNC, STANDSTILL, World};
+use super::{BEGIN, Ms, STANDSTILL, World};
 use crate::ids::{ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::plan::{Member, Old, Plan, Starter, Way};
@@ -55,6 +55,10 @@ impl World {
     pub(super) fn judge_release(&mut self) {
         let slow = self.machine().is_some_and(Machine::may_replay) && self.case.delays(Kind::Make);
         self.excuse(slow, "a replay that takes seconds to make an attempt");
+        let mut shields = self.runtime.containers.values();
+        let young = shields.any(|it| it.is_placeholder() && it.age(self.now) < SLOWED);
+        let young = young && self.case.delays(Kind::Make);
+        self.excuse(young, "a slow relist may have missed what shields");
         // At the end of `Down`, of which the disk knows only after it.
         if self.marked() && !self.are_shielded() {
             self.excuse_unshielded();
@@ -187,11 +191,8 @@ impl World {
         let is_done = self.over.is_some() || (self.is_idle() && self.all_run());
         let back_off = self.decisions.last();
         let due = back_off.map_or(0, |plan| plan.decided_at_ms + plan.back_off_ms);
-        // Where nothing of a pod is left, a waker has nothing to be like: the kubelet looks by itself.
-        let has_nothing = self.runtime.containers.is_empty();
-        let bound = STANDSTILL + if has_nothing { RESYNC } else { 0 };
         // Without a spec it is not known that the kubelet has gone on.
-        self.case.spec_known && !is_done && self.now > self.stirred.max(due) + bound
+        self.case.spec_known && !is_done && self.now > self.stirred.max(due) + STANDSTILL
     }
 
     fn is_idle(&self) -> bool {

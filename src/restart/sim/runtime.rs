@@ -36,6 +36,10 @@ impl Container {
         self.maker == Maker::Placeholder
     }
 
+    pub(super) fn age(&self, now: Ms) -> Ms {
+        now - u64::try_from(self.created_at / 1_000_000).unwrap()
+    }
+
     pub(super) fn seen(&self) -> InstanceState {
         match self.is {
             Is::Created => InstanceState::Created,
@@ -305,8 +309,9 @@ impl World {
                 Some(_) => self.stop(&id),
             },
             Call::Make(name, like, generation) => {
-                if !self.runtime.containers.contains_key(&like) {
-                    self.feed(Event::Gone(like));
+                let gone = |it: &&ContainerId| !self.runtime.containers.contains_key(*it);
+                if let Some(like) = like.as_ref().filter(gone) {
+                    self.feed(Event::Gone(like.clone()));
                     return self.not_made(name, &generation);
                 }
                 // What a plugin asked for that is dead, nobody can take back.
@@ -314,7 +319,7 @@ impl World {
                     if !pod.wants(Task::Shield(&generation, &name)) {
                         return self.not_made(name, &generation);
                     }
-                    if !pod.wants(Task::ShieldNow(&name, &like)) {
+                    if !pod.wants(Task::ShieldNow(&name, like.as_ref())) {
                         let call = Call::Make(name, like, generation);
                         return self.after(100, Job::Retry(self.epoch, call));
                     }
