@@ -242,9 +242,10 @@ impl Driver {
                         return;
                     }
                 }
-                Err(CriError::Gone { .. }) if like.is_some() => {
-                    like.into_iter()
-                        .for_each(|like| self.feed(Event::Gone(like)));
+                Err(CriError::Gone { .. }) => {
+                    if let Some(like) = like {
+                        self.feed(Event::Gone(like));
+                    }
                     break;
                 }
                 Err(error) => {

@@ -261,7 +261,7 @@ impl Plan {
                     .filter(|_| self.has_trigger_succeeded())
             })
             .or(trigger)
-            .or_else(|| running(ContainerKind::Init));
+            .or_else(|| running(ContainerKind::Init).filter(|_| !self.replayed_inits));
         guard.map_or_else(|| self.trigger.name.clone(), |member| member.name.clone())
     }
 

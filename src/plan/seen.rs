@@ -1,6 +1,6 @@
 //! The containers of a pod as the kubelet sees them, of which a plan is made.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use super::{Member, Old, Plan};
@@ -8,11 +8,12 @@ use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, PodSpec, RestartPolicy, StartDuty};
 use crate::node::{InstanceState, Instances};
 
-/// What is in the runtime, and the exits that are held: a container whose exit is held runs.
+/// What is in the runtime, and the exits that are held, or are about to be: a container whose exit is held runs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Seen<'a> {
     pub(crate) instances: &'a Instances,
     pub(crate) holds: &'a BTreeMap<ContainerId, Instant>,
+    pub(crate) awaited: &'a BTreeSet<ContainerId>,
 }
 
 impl Seen<'_> {
@@ -65,7 +66,9 @@ impl Seen<'_> {
         let old = newest.map(|(id, instance)| Old {
             id: id.clone(),
             exit: match instance.state {
-                InstanceState::Ended(code) if !self.holds.contains_key(id) => {
+                InstanceState::Ended(code)
+                    if !self.holds.contains_key(id) && !self.awaited.contains(id) =>
+                {
                     Some(code.unwrap_or(ExitCode::UNKNOWN))
                 }
                 _ => None,

@@ -100,6 +100,7 @@ impl Pod {
         Seen {
             instances: &self.instances,
             holds: &self.holds,
+            awaited: &self.awaited,
         }
     }
 

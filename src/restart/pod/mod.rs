@@ -50,6 +50,10 @@ pub(crate) struct Pod {
     machine: Option<Machine>,
     /// Exits that are held, and since when their hooks wait.
     holds: BTreeMap<ContainerId, Instant>,
+    /// What has ended a moment ago, and whose hook has yet to ask: nobody sees it exited.
+    awaited: BTreeSet<ContainerId>,
+    /// Whose hooks have asked.
+    asked: BTreeSet<ContainerId>,
     /// Exits that have been seen before the annotations were read.
     unjudged: Vec<ContainerId>,
     /// Exits that have been judged: none begins two restarts.
@@ -88,6 +92,8 @@ impl Pod {
             requests: Requests::default(),
             machine: None,
             holds: BTreeMap::new(),
+            awaited: BTreeSet::new(),
+            asked: BTreeSet::new(),
             unjudged: Vec::new(),
             decided: HashSet::new(),
             failed: BTreeSet::new(),
@@ -203,12 +209,16 @@ impl Pod {
         if unhooked || self.is_held(id) {
             self.decide(id, now);
         } else {
+            if !self.asked.contains(id) {
+                self.awaited.insert(id.clone());
+            }
             self.commands.push(Command::AwaitHook(id.clone()));
         }
     }
 
     /// The exit of this container cannot be held: no hook has come, and it may be seen by now.
     pub(crate) fn hook_is_missing(&mut self, id: &ContainerId, now: &Moment) {
+        self.awaited.remove(id);
         if !self.is_held(id) {
             self.decide(id, now);
         }
@@ -245,6 +255,8 @@ impl Pod {
         let Some(instance) = self.instances.get(id) else {
             return false;
         };
+        self.awaited.remove(id);
+        self.asked.insert(id.clone());
         let (name, ended) = (instance.name.clone(), instance.state);
         let replaced = self.is_replaced(id);
         let machine = self.machine.as_ref();
@@ -330,6 +342,9 @@ impl Pod {
 
     /// What came of an effect, or time has passed: see [`Self::deadline`].
     pub(crate) fn feed(&mut self, event: Event, now: &Moment) {
+        if let Event::Exited(id) = &event {
+            self.awaited.remove(id);
+        }
         if let Some(machine) = &mut self.machine {
             tracing::debug!(pod = %self.identity.key, phase = ?machine.phase(), ?event);
             machine.note_gate(self.shared.gate.is_there());
@@ -413,6 +428,8 @@ impl Pod {
         self.instances.removed(id, now.at);
         self.requests.forget(id);
         self.holds.remove(id);
+        self.awaited.remove(id);
+        self.asked.remove(id);
         self.decided.remove(id);
         self.failed.remove(id);
         self.commands.push(Command::EndKill(id.clone()));
