@@ -206,6 +206,7 @@ impl Driver {
             if let Some(spec) = spec.clone() {
                 self.run_post_start(&last.id, last.name, spec).await;
             }
+            self.feed(Event::Hooked(last.name.clone()));
         }
     }
 

@@ -69,7 +69,8 @@ impl Driver {
             return;
         };
         let address = spec.as_ref().and_then(|it| it.address.as_deref());
-        let run = lifecycle::run(&hook, cri, id, address, limit);
+        // A hook that takes all the time has not failed (`executePreStopHook`): its call has longer.
+        let run = lifecycle::run(&hook, cri, id, address, limit + SHORTEST_GRACE);
         match timeout_at(until, run).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => self

@@ -40,8 +40,7 @@ pub enum ReplayBlocker {
     /// This container had ended for good. While it runs again the kubelet reports nothing of the pod, and remembers
     /// what runs now as running: when everything is cleared away for a later restart, it would take the pod for failed.
     Completed(ContainerName),
-    /// This container has a postStart hook that is not run here: it is a request, which is to come from the node, or others
-    /// wait for the container.
+    /// This container has a postStart hook that is not run here: it is a request, which is to come from the node.
     PostStart(ContainerName),
     /// The kubelet does more for this container.
     Duty(ContainerName, StartDuty),
@@ -140,7 +139,7 @@ pub fn blocker(
     let duty = |member: &Member| {
         let container = spec.container(&member.name)?;
         let hook = container.lifecycle.post_start.as_ref();
-        if hook.is_some_and(|hook| in_order || !hook.is_run_anywhere()) {
+        if hook.is_some_and(|hook| !hook.is_run_anywhere()) {
             return Some(ReplayBlocker::PostStart(member.name.clone()));
         }
         let asked = |it: &&String| !devices.iter().any(|devices| devices.have(it));

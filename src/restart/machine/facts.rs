@@ -211,12 +211,18 @@ impl Machine {
         let sidecar = it.is(ContainerKind::Sidecar);
         match it.new {
             NewState::None => false,
-            NewState::Running(_) => sidecar,
+            NewState::Running(_) => sidecar && !self.waits_for_hook(it),
             NewState::Ended(..) if sidecar => true,
             // Without a code the kubelet is believed: it goes on only after a success.
             NewState::Ended(_, None) => self.phase != Phase::Replay,
             NewState::Ended(_, Some(code)) => code == ExitCode::SUCCESS,
         }
+    }
+
+    /// Whether a sidecar that a replay has started has a postStart hook that is not over.
+    fn waits_for_hook(&self, it: &Progress) -> bool {
+        let over = self.replay.hooked.contains(&it.member.name);
+        self.phase == Phase::Replay && it.member.post_start && !over
     }
 
     pub(super) fn settled(&self, it: &Progress) -> bool {

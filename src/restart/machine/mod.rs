@@ -284,6 +284,7 @@ impl Machine {
                 self.started(&name, id, now);
                 self.look_for_intruders(now);
             }
+            Event::Hooked(name) => drop(self.replay.hooked.insert(name)),
             Event::Deleted => {
                 // A pod that could only fail has: that is the end that it came to.
                 let failed = self.failing.then(|| self.outcome(false)).flatten();

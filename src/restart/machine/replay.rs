@@ -36,6 +36,8 @@ pub(super) struct Replay {
     pub(super) asked: BTreeSet<ContainerName>,
     /// Those of them of which nobody has said yet whether it was made.
     pub(super) unanswered: BTreeSet<ContainerName>,
+    /// Those whose postStart hooks are over.
+    pub(super) hooked: BTreeSet<ContainerName>,
     /// The old containers may be seen to have exited: an init container takes its time.
     pub(super) released: bool,
     /// Whether it goes on when its time is up.
@@ -266,7 +268,9 @@ impl Machine {
     fn may_be_seen(&self) -> bool {
         let stands = self.progress.iter().all(|it| it.lacks_shields() == 0);
         let ends = self.replay.time == Time::BeyondHold && !self.replay.released;
-        ends && stands && self.replay.seen_from.is_none() && self.plan.starts_at_once()
+        let waits = |it: &Progress| !it.is(ContainerKind::Regular) && !self.has_begun(it);
+        let in_order = self.progress.iter().any(waits);
+        ends && stands && self.replay.seen_from.is_none() && !in_order
     }
 
     fn may_go_on(&self) -> bool {

@@ -70,6 +70,23 @@ fn nothing_is_seen_before_everything_runs_again() {
     }
 }
 
+#[test]
+fn what_follows_a_sidecar_waits_for_its_post_start_hook() {
+    let mut plan = draft(Some(RestartPolicy::Never), FULL, "a", 42).settled();
+    plan.starter = Starter::Plugin;
+    plan.members[1].post_start = true;
+    let mut world = World::begin(plan);
+    reach_replay(&mut world);
+    world.settle();
+    world.end("i", 0);
+    world.settle();
+    assert_eq!(turns(&world), [vec!["i"], vec!["s"]]);
+    world.handle(Event::Hooked("s".into()));
+    world.settle();
+    assert_eq!(turns(&world), [vec!["i"], vec!["s"], vec!["a", "b"]]);
+    assert_eq!(world.finished, Some(Outcome::Completed));
+}
+
 /// The name of what the kubelet was let create is not to be had any more.
 #[test]
 fn what_the_kubelet_was_let_create_after_a_back_off_is_left_to_it() {

@@ -90,6 +90,8 @@ pub(crate) enum Event {
     NotMade(ContainerName),
     /// A new attempt of that container runs.
     Started(ContainerName, ContainerId),
+    /// The postStart hook of that container is over, or others wait for it no longer.
+    Hooked(ContainerName),
     /// The pod is being deleted.
     Deleted,
     /// The kubelet has ended the trigger by itself, and starts it again.

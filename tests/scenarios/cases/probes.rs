@@ -41,6 +41,11 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
             "with_post_start_hooks_is_replayed",
             is_replayed_with_hooks,
         ),
+        under(
+            policies,
+            "with_init_containers_and_post_start_hooks_is_replayed_in_order",
+            is_replayed_in_order_with_hooks,
+        ),
         scenarios![Shared: a_post_start_hook_that_fails_ends_its_container_as_the_kubelet_does],
     ]
     .concat()
@@ -170,6 +175,44 @@ async fn is_replayed_with_hooks(stage: Stage, shape: Shape) -> Result<()> {
     let began = entries.position(|it| it.container == "logger" && it.deed == Deed::Began);
     let began = began.context("the other has not begun")?;
     ensure!(ran < began, "the other did not wait: {after:?}");
+    Ok(())
+}
+
+async fn is_replayed_in_order_with_hooks(stage: Stage, shape: Shape) -> Result<()> {
+    let hook = |name| {
+        let command = format!("sleep 1; echo $EPOCHREALTIME {name} note started >>/ev/log");
+        json!({"postStart": {"exec": {"command": ["/bin/sh", "-c", command]}}})
+    };
+    let shape = shape
+        .init("fetch")
+        .sidecar("proxy")
+        .field("lifecycle", hook("proxy"))
+        .init("prepare")
+        .regular("trainer")
+        .field("lifecycle", hook("trainer"))
+        .regular("logger")
+        .restarts_all("logger", 42)
+        .started_by("Auto");
+    let pod = stage.running(shape).await?;
+    let before = pod.restarted("logger", 42).await?;
+    pod.was_started_again_by("Auto")?;
+    let after = pod.evidence_since(&before)?;
+    let began = |name| {
+        let mut entries = after.iter();
+        let began = entries.position(|it| it.container == name && it.deed == Deed::Began);
+        began.with_context(|| format!("{name} has not begun"))
+    };
+    let ran = |name| noted(&after, name, "started").with_context(|| format!("no hook of {name}"));
+    let order = [
+        began("fetch")?,
+        began("proxy")?,
+        ran("proxy")?,
+        began("prepare")?,
+        began("trainer")?,
+        ran("trainer")?,
+        began("logger")?,
+    ];
+    ensure!(order.is_sorted(), "one did not wait: {after:?}");
     Ok(())
 }
 

@@ -313,6 +313,7 @@ async fn pre_stop_hooks_of_each_kind_run_before_a_restart(stage: Stage) -> Resul
         )
         .regular("server")
         .at_first(LISTEN)
+        .on_term(CLEAN_END)
         .field("ports", json!([{"name": "stop", "containerPort": 8080}]))
         .field(
             "lifecycle",
@@ -330,7 +331,9 @@ async fn pre_stop_hooks_of_each_kind_run_before_a_restart(stage: Stage) -> Resul
     let warned = at(&entries, "logger", &Deed::Warned)?;
     let asked = at(&entries, "logger", &noted("asked"))?;
     ensure!(warned < asked, "the command came late: {entries:?}");
-    at(&entries, "server", &noted("GET_/stop?now_HTTP/1.1"))?;
+    let got = at(&entries, "server", &noted("GET_/stop?now_HTTP/1.1"))?;
+    let asked = at(&entries, "server", &noted("asked"))?;
+    ensure!(got < asked, "the request came late: {entries:?}");
     let slept = at(&entries, "sleeper", &noted("asked"))?;
     let hook = exit + Duration::from_secs(3);
     ensure!(slept >= hook, "it did not sleep: {entries:?}");
@@ -377,7 +380,12 @@ async fn pre_stop_hook_that_hangs_takes_no_more_than_the_time_to_stop(stage: Sta
         .field("lifecycle", hang)
         .options(&json!({"gracePeriodSeconds": 4}))
         .restarts_pod("trainer", 42);
-    let entries = restarted(&stage, shape).await?;
+    let pod = stage.running(shape).await?;
+    let before = pod.restarted("trainer", 42).await?;
+    let entries = pod.evidence_since(&before)?;
+    // To the kubelet it has not failed either (`executePreStopHook`).
+    let failed = pod.events("FailedPreStopHook").await?;
+    ensure!(failed.is_empty(), "it is said to have failed: {failed:?}");
     // It has two seconds after that, whatever its hook took.
     at(&entries, "logger", &noted("stopped"))?;
     let took = until_began(&entries, "logger")?;
