@@ -309,11 +309,16 @@ impl Registry {
         self.forget(&gone);
         if let Some(driver) = driver {
             if driver.is_busy() {
-                let (tools, pods) = (Arc::clone(&self.tools), self.pods.clone());
-                tokio::spawn(stranded::free(tools, pods, driver.pod().clone()));
+                self.free_stranded(driver.pod().clone());
             }
             driver.close();
         }
+    }
+
+    /// The sandbox of that pod is gone in the middle of a restart.
+    fn free_stranded(&self, pod: PodIdentity) {
+        let (tools, pods) = (Arc::clone(&self.tools), self.pods.clone());
+        tokio::spawn(stranded::free(tools, pods, pod));
     }
 
     /// The API tells of a pod. Returns whether the runtime should be asked about it: its spec has rules, and it may
@@ -456,6 +461,7 @@ impl Registry {
                 }
             }
             self.tools.records.forget(sandbox.clone()).await;
+            self.free_stranded(record.plan.pod);
         }
         if !self.write(|entries| std::mem::replace(&mut entries.taken_over, true)) {
             self.end_conditions();
