@@ -18,7 +18,8 @@ readonly FUZZ_SECONDS=60 FUZZ_SEED=5532
 
 usage() {
     cat <<END
-usage: hack/test.sh [OPTION]... [KUBERNETES[/CONTAINERD[/KUBELET]]]...
+usage: hack/test.sh [OPTION]... [KUBERNETES[/RUNTIME[/KUBELET]]]...
+RUNTIME is a version of containerd, or crio-VERSION.
   --all          all scenarios on all versions: ${DEFAULT_NODES[*]}
                  ${MORE_NODES[*]}
   --seed N       by which the scenarios are dealt out where no versions are given (default: drawn)
@@ -65,9 +66,13 @@ parse_options() {
 
 # What node.sh calls a node's versions.
 version_options() { # VERSIONS
-    local k8s containerd kubelet
-    IFS=/ read -r k8s containerd kubelet <<<"$1"
-    echo "--k8s $k8s --containerd $containerd ${kubelet:+--kubelet $kubelet}"
+    local k8s runtime kubelet
+    IFS=/ read -r k8s runtime kubelet <<<"$1"
+    case $runtime in
+    crio-*) runtime="--crio ${runtime#crio-}" ;;
+    *) runtime="--containerd $runtime" ;;
+    esac
+    echo "--k8s $k8s $runtime ${kubelet:+--kubelet $kubelet}"
 }
 
 # Short and its own: somebody's node may run beside it.
@@ -100,10 +105,11 @@ interrupted() {
 }
 
 # What is played on differs by the kubelet first.
-result_name() { # KUBERNETES/CONTAINERD[/KUBELET]
-    local kubernetes containerd kubelet
-    IFS=/ read -r kubernetes containerd kubelet <<<"$1"
-    echo "${kubelet:-$kubernetes}-containerd$containerd-kubernetes$kubernetes"
+result_name() { # KUBERNETES/RUNTIME[/KUBELET]
+    local kubernetes runtime kubelet
+    IFS=/ read -r kubernetes runtime kubelet <<<"$1"
+    [[ $runtime == crio-* ]] || runtime=containerd$runtime
+    echo "${kubelet:-$kubernetes}-$runtime-kubernetes$kubernetes"
 }
 
 # Plays on one node what no other node of these versions has come to before. Its output is the runner's own, each line
