@@ -87,9 +87,9 @@ impl Member {
         self.old.as_ref()?.exit
     }
 
-    /// Whether the pod would fail with the exit of this init container, as far as it is known.
-    pub(super) fn may_fail_pod(&self) -> bool {
-        let fails = self.old.is_some() && self.exit() != Some(ExitCode::SUCCESS);
+    /// Whether the pod would fail if this init container were seen to have ended, with that code as far as it is known.
+    pub(crate) fn may_fail_pod(&self, code: Option<ExitCode>) -> bool {
+        let fails = self.old.is_some() && code != Some(ExitCode::SUCCESS);
         fails && self.restart_policy == RestartPolicy::Never
     }
 

@@ -293,7 +293,11 @@ impl Plan {
             let exited = member.had_ended();
             member.placeholders = match member.kind {
                 _ if member.name == self.guard => 2,
-                ContainerKind::Init if self.replayed_inits && member.may_fail_pod() => 2,
+                ContainerKind::Init
+                    if self.replayed_inits && member.may_fail_pod(member.exit()) =>
+                {
+                    2
+                }
                 // Where kinds are guessed, it may be the only regular one.
                 ContainerKind::Regular if member.was_running() => 1 + u8::from(!self.ordered),
                 // A completed one is to run again too. What is cleared away is gone before the kubelet starts

@@ -71,9 +71,13 @@ impl Machine {
 
     /// What stands before containers that have not started yet, or was to be started.
     pub(super) fn remove_shields(&mut self) {
+        let shields: Vec<Effect> = self.shields().cloned().map(Effect::Remove).collect();
+        self.effects.extend(shields);
+    }
+
+    fn shields(&self) -> impl Iterator<Item = &ContainerId> {
         let shielded = self.progress.iter().filter(|it| !it.is_new());
-        let shields = shielded.flat_map(Progress::unstarted).cloned();
-        self.effects.extend(shields.map(Effect::Remove));
+        shielded.flat_map(Progress::unstarted)
     }
 
     /// What nobody is to start any more.
@@ -175,10 +179,8 @@ impl Machine {
 
     pub(super) fn cleared(&self) -> bool {
         let mut away = self.progress.iter().filter(|it| self.is_cleared_away(it));
-        let mut progress = self.progress.iter();
         let stay = !self.placeholders_going;
-        let none = |it: &Progress| it.is_new() || it.unstarted().next().is_none();
-        away.all(Progress::is_gone) && (stay || progress.all(none))
+        away.all(Progress::is_gone) && (stay || self.shields().next().is_none())
     }
 
     /// Start order: each init container after those before it, regular ones after all (KEP-753).

@@ -83,9 +83,8 @@ impl Progress {
     /// Whether the kubelet is not to see its exit: under Always it does no more than try to start again what it sees exited,
     /// and only under Never is a pod over with an init container that failed.
     pub(super) fn is_to_hide(&self) -> bool {
-        let failed = self.member.old.is_some() && self.old_exit != Some(ExitCode::SUCCESS);
         match self.member.kind {
-            ContainerKind::Init => failed && self.member.restart_policy == RestartPolicy::Never,
+            ContainerKind::Init => self.member.may_fail_pod(self.old_exit),
             ContainerKind::Sidecar => false,
             ContainerKind::Regular => self.member.restart_policy != RestartPolicy::Always,
         }

@@ -350,15 +350,11 @@ impl World {
             }
             Call::Remove(id) => {
                 let there = self.runtime.containers.get(&id);
-                if there.is_some_and(|it| it.seen() == InstanceState::Running) {
+                let running = there.filter(|it| it.seen() == InstanceState::Running);
+                if let Some(hooked) = running.map(|it| it.hooked) {
                     // The runtime stops it by force, and removes it when its exit has been processed, unless who asked for
                     // that is dead.
-                    let unhooked = self
-                        .runtime
-                        .containers
-                        .get(&id)
-                        .is_some_and(|it| !it.hooked);
-                    self.excuse(unhooked && !self.listening(), "a removal is cancelled");
+                    self.excuse(!hooked && !self.listening(), "a removal is cancelled");
                     self.exit(&id, KILLED);
                     self.after(100, Job::Call(self.epoch, Call::Remove(id)));
                 } else {

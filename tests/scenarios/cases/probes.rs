@@ -64,6 +64,12 @@ fn up() -> Value {
     probe("test -e /up", json!({"failureThreshold": 30}))
 }
 
+/// A `lifecycle` whose postStart hook notes that it has run, after what it does `first`.
+fn noting_hook(first: &str, name: &str) -> Value {
+    let command = format!("{first}echo $EPOCHREALTIME {name} note started >>/ev/log");
+    json!({"postStart": {"exec": {"command": ["/bin/sh", "-c", command]}}})
+}
+
 fn noted(entries: &[Entry], container: &str, word: &str) -> Option<usize> {
     let deed = Deed::Noted(word.to_owned());
     entries
@@ -179,10 +185,7 @@ async fn is_replayed_with_hooks(stage: Stage, shape: Shape) -> Result<()> {
 }
 
 async fn is_replayed_in_order_with_hooks(stage: Stage, shape: Shape) -> Result<()> {
-    let hook = |name| {
-        let command = format!("sleep 1; echo $EPOCHREALTIME {name} note started >>/ev/log");
-        json!({"postStart": {"exec": {"command": ["/bin/sh", "-c", command]}}})
-    };
+    let hook = |name| noting_hook("sleep 1; ", name);
     let shape = shape
         .init("fetch")
         .sidecar("proxy")
@@ -245,10 +248,7 @@ async fn a_post_start_hook_that_fails_ends_its_container_as_the_kubelet_does(
 }
 
 async fn runs_hooks_again(stage: Stage, shape: Shape) -> Result<()> {
-    let hook = |name| {
-        let command = format!("echo $EPOCHREALTIME {name} note started >>/ev/log");
-        json!({"postStart": {"exec": {"command": ["/bin/sh", "-c", command]}}})
-    };
+    let hook = |name| noting_hook("", name);
     let shape = shape
         .sidecar("proxy")
         .field("lifecycle", hook("proxy"))
