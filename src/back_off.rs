@@ -10,6 +10,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::ContainerName;
+use crate::policy::Request;
 
 /// The gaps between restarts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,6 +73,12 @@ struct Row {
 pub struct Past {
     pod: Option<Row>,
     containers: BTreeMap<ContainerName, Row>,
+    /// How often all its containers were restarted.
+    #[serde(default)]
+    pub(crate) restarts: u32,
+    /// What was asked for and answered last.
+    #[serde(default)]
+    pub(crate) answered: Option<Request>,
 }
 
 impl Past {
@@ -107,6 +114,12 @@ impl Past {
         if let Some(row) = row {
             row.over_at_up_ms = up_ms;
         }
+    }
+
+    /// The restart that begun last is called off: it never was. `before`: the past by then.
+    pub(crate) fn take_back(&mut self, before: &Self) {
+        self.pod = before.pod;
+        self.containers.clone_from(&before.containers);
     }
 
     fn row(&self, of: Option<&ContainerName>, up_ms: u64, back_off: &BackOff) -> Option<Row> {

@@ -90,6 +90,8 @@ pub struct ExitCode(pub i32);
 impl ExitCode {
     /// The code of success.
     pub const SUCCESS: Self = Self(0);
+    /// Of what was ended with SIGKILL.
+    pub const KILLED: Self = Self(137);
     /// What a runtime says of a container that could not be started (containerd `errorStartExitCode`, `internal/cri/server`).
     pub const START_ERROR: Self = Self(128);
     /// Of an exit whose code nobody kept: no code that a process can exit with.

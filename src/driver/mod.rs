@@ -248,7 +248,7 @@ impl Driver {
             read: watch::Sender::new(!unread),
             jobs,
         });
-        if !charge.annotations.has_rules() {
+        if charge.annotations.can_wait() {
             // Options ask for nothing: until they have been read, rules of the spec have the default ones.
             driver.tell(|pod, now| pod.written(Written::default(), now));
         }

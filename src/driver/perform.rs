@@ -17,10 +17,10 @@ use crate::driver::turns::Turn;
 use crate::ids::{ContainerId, ContainerName, PodIdentity};
 use crate::kube::{Ending, Endings};
 use crate::plan::{Generation, Plan, Starter, Trigger, Way};
-use crate::policy::Action;
-use crate::report::Story;
+use crate::policy::{Action, Request};
+use crate::report::{RestartEnding, Story};
 use crate::restart::machine::{Effect, Event, Outcome};
-use crate::restart::pod::{Command, Order, Pod, Saying, Task};
+use crate::restart::pod::{Command, Finished, Order, Pod, Saying, Task};
 use crate::times::{
     ANNOUNCE_LIMIT, LONGEST_ANNOUNCEMENT, REMOVE_LIMIT, RETRY_INTERVAL, UNTOLD_INTERVAL,
 };
@@ -72,6 +72,7 @@ impl Driver {
                     reporter.not_protected(&self.pod, &containers, why);
                 }
             }
+            Saying::InvalidRequest(error) => reporter.invalid_request(&self.pod, error),
             Saying::InvalidRules(error) => reporter.invalid_rules(&self.pod, &error),
             Saying::KillsRestart(names) => reporter.kills_restart(&self.pod, &names),
         }
@@ -301,11 +302,19 @@ impl Driver {
             return;
         };
         let (plan, sandbox) = (&finished.plan, &self.pod.sandbox);
-        let took = self.tools.clock.since(plan.decided_up_ms);
+        let decided = || self.tools.clock.since(plan.decided_up_ms);
+        let took = finished.timings.map_or_else(decided, |it| it.all_running);
         let records = &self.tools.records;
-        records.save_past(sandbox.clone(), finished.past).await;
+        records
+            .save_past(sandbox.clone(), finished.past.clone())
+            .await;
         records.forget(sandbox.clone()).await;
         let (reporter, story) = (&self.tools.reporter, story(plan));
+        if let Some(ending) = ending(&finished, outcome, took) {
+            let spec = self.lock().pod.spec();
+            let api_uid = spec.map_or_else(|| self.pod.uid.clone(), |spec| spec.api_uid.clone());
+            reporter.ended(&story, &api_uid, &ending);
+        }
         match outcome {
             Outcome::Completed => reporter.restarted(&story, took),
             Outcome::InitFailed => reporter.init_failed(&story, took),
@@ -348,12 +357,38 @@ impl Question {
     }
 }
 
+/// What is said of it afterwards; `None`: nothing of the pod was restarted, or the pod is going.
+fn ending(finished: &Finished, outcome: Outcome, took: Duration) -> Option<RestartEnding<'_>> {
+    let how = story(&finished.plan).how();
+    let (reason, what) = match outcome {
+        Outcome::Completed => (
+            "Restarted",
+            format!("restarted in {} ms {how}", took.as_millis()),
+        ),
+        Outcome::InitFailed => ("Failed", "an init container failed".to_owned()),
+        Outcome::MadeToFail => ("Failed", "what was left of the pod was stopped".to_owned()),
+        Outcome::Unshielded | Outcome::TimedOut => (
+            "Incomplete",
+            "not all containers were started again".to_owned(),
+        ),
+        Outcome::CalledOff | Outcome::Deleted => return None,
+    };
+    finished.plan.is_whole_pod().then(|| RestartEnding {
+        reason,
+        complete: outcome == Outcome::Completed,
+        what,
+        restarts: finished.past.restarts,
+        joined: finished.joined.as_ref().map(Request::as_str),
+    })
+}
+
 pub(super) fn story(plan: &Plan) -> Story<'_> {
     Story {
         pod: &plan.pod,
         restart: &plan.id.0,
         container: &plan.trigger.name,
         code: plan.trigger.code,
+        request: plan.trigger.request.as_ref().map(Request::as_str),
         action: plan.action,
         condition: plan.condition.as_deref(),
         back_off: plan.back_off(),

@@ -27,6 +27,9 @@ const MOST_DENIALS: u32 = 5;
 /// Who writes, in the object's managed fields.
 pub(super) const FIELD_MANAGER: &str = "reprise";
 
+/// The type of the condition that tells how a pod's last restart ended, and how many there were.
+pub(crate) const LAST_RESTART: &str = "reprise.dev/LastRestart";
+
 /// A condition of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Condition {

@@ -17,6 +17,7 @@ mod start_duties;
 mod static_pods;
 mod traces;
 
+pub(crate) use conditions::LAST_RESTART;
 pub use conditions::{Condition, Conditions};
 pub(crate) use connect::connect_once;
 pub use connect::{KubeError, connect};

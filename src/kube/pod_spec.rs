@@ -9,9 +9,11 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::{Deserialize, Serialize};
 
+use super::conditions::LAST_RESTART;
 use super::lifecycle::Lifecycle;
 use super::start_duties::StartDuty;
 use crate::ids::{ContainerId, ContainerName, PodKey, PodUid};
+use crate::policy::{Request, RequestError};
 
 /// On mirror pods: the UID under which the kubelet runs the static pod (`pkg/kubelet/types/pod_update.go`).
 const CONFIG_HASH: &str = "kubernetes.io/config.hash";
@@ -106,6 +108,8 @@ pub struct PodSpec {
     /// How often the spec was written: 1 for the one that the pod was made with. From 1.33 on the API server counts
     /// (`metadata.generation`, KEP-5067); before, images alone may change, which the runtime's configuration shows.
     pub generation: i64,
+    /// A restart that somebody asks for, unless a condition says that it was answered.
+    pub request: Option<Result<Request, RequestError>>,
 }
 
 impl PodSpec {
@@ -139,6 +143,7 @@ impl PodSpec {
             recorded: pod.status.as_ref().map(recorded).unwrap_or_default(),
             started: pod.status.as_ref().map(started).unwrap_or_default(),
             generation: meta.generation.unwrap_or(1),
+            request: request(pod),
         })
     }
 
@@ -265,6 +270,17 @@ fn restarting(status: &PodStatus) -> BTreeSet<String> {
         .filter(|kind| RESTARTING.contains(&kind.as_str()))
         .cloned()
         .collect()
+}
+
+/// Other plugins may have answered it whose disk is gone.
+fn request(pod: &Pod) -> Option<Result<Request, RequestError>> {
+    let annotations = pod.metadata.annotations.as_ref()?;
+    let request = Request::of(|key| annotations.get(key).map(String::as_str))?;
+    let conditions = pod.status.iter().flat_map(|it| &it.conditions).flatten();
+    let mut last = conditions.filter(|it| it.type_ == LAST_RESTART);
+    let message = last.next().and_then(|it| it.message.as_deref());
+    let answers = |request: &Request| message.is_some_and(|it| request.is_in(it));
+    (!request.as_ref().is_ok_and(answers)).then_some(request)
 }
 
 fn recorded(status: &PodStatus) -> BTreeSet<ContainerId> {

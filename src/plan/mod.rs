@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity};
 use crate::kube::{ContainerKind, RestartPolicy};
-use crate::policy::Action;
+use crate::policy::{Action, Request};
 pub use member::{Member, Old};
 pub(crate) use seen::Seen;
 
@@ -53,15 +53,18 @@ pub enum Starter {
     Kubelet(String),
 }
 
-/// The exit that the restart answers.
+/// The exit that the restart answers, or begins with if somebody asked for it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trigger {
     /// The container's name.
     pub name: ContainerName,
     /// The attempt that exited.
     pub container: ContainerId,
-    /// What it exited with.
+    /// What it exited with, or will.
     pub code: ExitCode,
+    /// What asked for the restart, if that was no exit: the container is ended with the others.
+    #[serde(default)]
+    pub request: Option<Request>,
 }
 
 /// All that a restart needs to know; written to disk before anything is killed.
@@ -169,6 +172,11 @@ impl Plan {
         self.members.iter().any(|member| member.knew(id))
     }
 
+    /// Whether its exit has asked for the restart.
+    pub(crate) fn has_asked(&self, id: &ContainerId) -> bool {
+        self.trigger.request.is_none() && self.trigger.container == *id
+    }
+
     /// How long this old container may take to stop.
     pub(crate) fn grace_of(&self, id: &ContainerId) -> Duration {
         let mut members = self.members.iter();
@@ -191,11 +199,12 @@ impl Plan {
     }
 
     /// Whether the kubelet starts all regular containers again by itself when it sees them exited. What has time to stop may
-    /// end with a success.
+    /// end with a success, and what is asked for may come when a container has just done so.
     pub(crate) fn is_by_policy(&self) -> bool {
+        let may_succeed = self.action == Action::RestartPod || self.trigger.request.is_some();
         let stays = |it: &Member| match it.restart_policy {
             RestartPolicy::Always => false,
-            RestartPolicy::OnFailure => self.action == Action::RestartPod && it.was_running(),
+            RestartPolicy::OnFailure => may_succeed && it.was_running(),
             RestartPolicy::Never => true,
         };
         let mut regulars = self.members.iter();
@@ -383,6 +392,7 @@ pub(crate) mod tests {
                 name: trigger.into(),
                 container: format!("{trigger}-0").into(),
                 code: ExitCode(code),
+                request: None,
             },
             action: Action::RestartAllContainers,
             condition: Some("AllContainersRestarting".into()),

@@ -6,6 +6,7 @@ mod error;
 mod failure;
 mod options;
 mod read;
+mod request;
 mod rules;
 
 use std::collections::BTreeMap;
@@ -20,6 +21,7 @@ pub use failure::{FailureAction, FailurePolicy};
 pub use options::{CompletedContainers, LONGEST_GRACE, Options, Start};
 pub use read::Unread;
 use read::{Nodes, PodRules, Text};
+pub use request::{REQUEST_KEY, Request, RequestError};
 pub use rules::{Action, MAX_RULES, MAX_VALUES, Operator, Rule, Rules};
 
 /// Every annotation key of Reprise is in this domain.
@@ -56,6 +58,8 @@ pub struct Written {
     pod: Option<Rules>,
     plain: Option<Rules>,
     options: Options,
+    /// What somebody had asked for by then.
+    request: Option<Request>,
     about_options: Problems,
     about_rules: Problems,
 }
@@ -67,6 +71,7 @@ impl Written {
         let mut written = Self::default();
         let nodes = &mut Nodes::of_pod();
         written.options = Options::read(unread, nodes, &mut written.about_options);
+        written.request = unread.request();
         for (place, text) in unread.at(RULES_KEY) {
             written.read_rules(place, text, nodes);
         }
@@ -97,6 +102,11 @@ impl Written {
                 ),
             ),
         }
+    }
+
+    /// What the pod was made with: nobody asks by it.
+    pub(crate) fn request(&self) -> Option<&Request> {
+        self.request.as_ref()
     }
 
     fn has_rules(&self) -> bool {
@@ -288,6 +298,19 @@ impl Policy {
         [137, 143].into_iter().filter(restarts).collect()
     }
 
+    /// What is done about a request: containers have time to stop where that is all that the rules know.
+    #[must_use]
+    pub fn action_on_request(&self) -> Action {
+        let rules = self.written.rules().chain(self.spec.values());
+        let actions: Vec<Action> = rules.flat_map(Rules::actions).collect();
+        let has = |action| actions.contains(&action);
+        if has(Action::RestartPod) && !has(Action::RestartAllContainers) {
+            Action::RestartPod
+        } else {
+            Action::RestartAllContainers
+        }
+    }
+
     /// How the pod wants its restarts done.
     #[must_use]
     pub fn options(&self) -> &Options {
@@ -310,9 +333,9 @@ pub(crate) fn has_failure_policy<'a>(keys: impl IntoIterator<Item = &'a str>) ->
 
 /// Whether an annotation of that key is one that is read.
 fn is_read(key: &str) -> bool {
-    [OPTIONS_KEY, RULES_KEY, FAILURE_KEY]
-        .iter()
-        .any(|wanted| place(key, wanted).is_some())
+    let read = [OPTIONS_KEY, RULES_KEY, FAILURE_KEY];
+    let mut read = read.iter();
+    read.any(|wanted| place(key, wanted).is_some()) || request::is_request(key)
 }
 
 /// Reads `restartPolicyRules` as written in a manifest; `field` names the place in errors.
@@ -328,7 +351,8 @@ pub(crate) fn is_unknown_key(key: &str) -> bool {
     let ours = prefix
         .strip_suffix(DOMAIN)
         .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
-    ours && ![RULES_KEY, OPTIONS_KEY, FAILURE_KEY].contains(&prefix)
+    let known = [RULES_KEY, OPTIONS_KEY, FAILURE_KEY].contains(&prefix);
+    ours && !known && !request::is_request(key)
 }
 
 /// Whether `key` is in our domain, known or not.

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 
 use super::error::{Fault, Place, Problems, Quoted, short};
+use super::request::Request;
 use super::rules::{MAX_RULES, MAX_VALUES, Operator, Rule, Rules};
 use crate::yaml;
 
@@ -59,6 +60,22 @@ impl Unread {
     #[must_use]
     pub fn has_rules(&self) -> bool {
         self.at(super::RULES_KEY).next().is_some()
+    }
+
+    /// What somebody asks for, if that is something.
+    pub(super) fn request(&self) -> Option<Request> {
+        let get = |key: &str| {
+            let mut texts = self.texts.iter();
+            let text = texts.find(|it| it.0 == key)?;
+            text.1.as_deref().ok()
+        };
+        Request::of(get)?.ok()
+    }
+
+    /// Whether nothing is to be known of it before it has been read.
+    #[must_use]
+    pub fn can_wait(&self) -> bool {
+        !self.has_rules() && self.request().is_none()
     }
 
     /// How many bytes there are to be read.

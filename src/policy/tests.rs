@@ -175,7 +175,7 @@ fn keys_of_our_domain_that_mean_nothing_are_known() {
         "restart-rule.reprise.dev",
         "restartrules.reprise.dev/pod",
         "reprise.dev/restart-rules",
-        "restart-request.reprise.dev",
+        "restart-request.reprise.dev/container.a",
         "failure-policies.reprise.dev",
     ] {
         assert!(is_unknown_key(key), "{key}");
@@ -185,6 +185,8 @@ fn keys_of_our_domain_that_mean_nothing_are_known() {
         POD,
         OPTIONS_KEY,
         FAILURE_KEY,
+        REQUEST_KEY,
+        "restart-request.reprise.dev/pod",
         "enreprise.dev/x",
         "kubectl.kubernetes.io/x",
     ] {

@@ -1,10 +1,15 @@
 //! The pod conditions of KEP-5532: `AllContainersRestarting`, and `PodRestarting` of its earlier draft.
 
-use crate::kube::{Condition, KubeletFeatures};
+use super::{RestartEnding, Story};
+use crate::kube::{Condition, KubeletFeatures, LAST_RESTART};
 use crate::policy::Action;
 
 const ALL_CONTAINERS: &str = "AllContainersRestarting";
 const POD: &str = "PodRestarting";
+/// Why it is set: a rule names what a container exited with.
+pub(super) const EXITED: &str = "ContainerExited";
+/// Somebody asked for it.
+pub(super) const REQUESTED: &str = "RestartRequested";
 
 /// The type of the condition that tells of a restart; `None`: the action has none. A kubelet with the feature owns
 /// `AllContainersRestarting` and drops a foreign one (`kubelet_pods.go`, `generateAPIPodStatus`, k8s 1.36).
@@ -25,13 +30,29 @@ pub(super) fn is_ours(kind: &str, native: KubeletFeatures) -> bool {
     kind != ALL_CONTAINERS || !native.restart_all
 }
 
-pub(super) fn of(kind: &str, restarting: bool, message: String) -> Condition {
+pub(super) fn of(kind: &str, restarting: bool, reason: &str, message: String) -> Condition {
     Condition {
         kind: kind.to_owned(),
         status: restarting,
-        reason: "ContainerExited".to_owned(),
+        reason: reason.to_owned(),
         message,
     }
+}
+
+/// The condition that stays when a restart is over.
+pub(super) fn last(story: &Story<'_>, ending: &RestartEnding<'_>) -> Condition {
+    let cause = match story.request {
+        Some(request) => format!("requested with value {request}"),
+        None => format!(
+            "container {} exited with code {}",
+            story.container, story.code
+        ),
+    };
+    let RestartEnding { restarts, what, .. } = ending;
+    let joined = ending.joined.map(|it| format!("; answers request {it}"));
+    let joined = joined.unwrap_or_default();
+    let message = format!("Restart {restarts}: {cause}, {what}{joined}");
+    of(LAST_RESTART, ending.complete, ending.reason, message)
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 use crate::ids::{ContainerName, ExitCode, PodIdentity, PodUid};
 use crate::kube::{Conditions, EventKind, Events, KubeletFeatures, PodSpec};
-use crate::policy::Action;
+use crate::policy::{Action, RequestError};
 use crate::text;
 
 /// What there is to say of a restart.
@@ -26,6 +26,8 @@ pub struct Story<'a> {
     pub container: &'a ContainerName,
     /// What it exited with.
     pub code: ExitCode,
+    /// What somebody asked for it with, if no exit did.
+    pub request: Option<&'a str>,
     /// What is done about it.
     pub action: Action,
     /// The type of the pod condition that tells of it, if there is one.
@@ -41,7 +43,9 @@ pub struct Story<'a> {
 }
 
 impl Story<'_> {
-    fn how(&self) -> String {
+    /// How the containers are started again, and why not by replay.
+    #[must_use]
+    pub fn how(&self) -> String {
         match self.no_replay {
             Some(why) => format!("{} (no replay: {why})", self.way),
             None => self.way.to_owned(),
@@ -53,12 +57,30 @@ impl Story<'_> {
         let Self {
             container, code, ..
         } = self;
+        if let Some(request) = self.request {
+            return format!("Restart requested with value {request}, triggering pod restart");
+        }
         let target = match self.action {
             Action::Restart => "container",
             Action::RestartAllContainers | Action::RestartPod => "pod",
         };
         format!("Container {container} exited with code {code}, triggering {target} restart")
     }
+}
+
+/// How a restart of a pod ended.
+#[derive(Debug, Clone)]
+pub struct RestartEnding<'a> {
+    /// In one word, for machines.
+    pub reason: &'static str,
+    /// Whether all containers run again.
+    pub complete: bool,
+    /// The same for people.
+    pub what: String,
+    /// How often the pod has restarted, with this time.
+    pub restarts: u32,
+    /// A request that came in the middle, and is answered by it.
+    pub joined: Option<&'a str>,
 }
 
 /// Why exits of a pod's containers cannot be held.
@@ -98,8 +120,9 @@ impl Reporter {
         let Story {
             container, code, ..
         } = story;
+        let code = story.request.is_none().then(|| code.to_string());
         tracing::info!(
-            pod = %story.pod.key, %container, exit_code = %code, restart = story.restart,
+            pod = %story.pod.key, %container, exit_code = code, request = story.request, restart = story.restart,
             "restarting {what} in place, {}", story.how()
         );
         self.event(story.pod, EventKind::Normal, reason, &story.cause());
@@ -124,8 +147,21 @@ impl Reporter {
         restarting: bool,
     ) -> Option<oneshot::Receiver<()>> {
         let conditions = self.conditions.as_ref()?;
-        let condition = condition::of(story.condition?, restarting, story.cause());
+        let reason = if story.request.is_some() {
+            condition::REQUESTED
+        } else {
+            condition::EXITED
+        };
+        let condition = condition::of(story.condition?, restarting, reason, story.cause());
         Some(conditions.set(&story.pod.key, api_uid, condition))
+    }
+
+    /// Sets the condition that tells how the pod's last restart ended.
+    pub fn ended(&self, story: &Story<'_>, api_uid: &PodUid, ending: &RestartEnding<'_>) {
+        if let Some(conditions) = &self.conditions {
+            let condition = condition::last(story, ending);
+            drop(conditions.set(&story.pod.key, api_uid, condition));
+        }
     }
 
     /// Takes back conditions of restarts that nobody carries out any more.
@@ -141,7 +177,7 @@ impl Reporter {
                 drop(conditions.set(
                     &spec.key,
                     &spec.api_uid,
-                    condition::of(kind, false, message),
+                    condition::of(kind, false, condition::EXITED, message),
                 ));
             }
         }
@@ -322,6 +358,13 @@ impl Reporter {
         tracing::warn!(pod = %pod.key, %error, "the pod's restart rules are not used");
         let message = format!("Restart rules are not used: {error}");
         self.event(pod, EventKind::Warning, "InvalidRestartRules", &message);
+    }
+
+    /// A request to restart the pod cannot be used.
+    pub fn invalid_request(&self, pod: &PodIdentity, error: RequestError) {
+        tracing::warn!(pod = %pod.key, %error, "a request to restart the pod is not used");
+        let message = format!("Not restarted as requested: {error}");
+        self.event(pod, EventKind::Warning, "InvalidRestartRequest", &message);
     }
 
     /// Rules of these containers match exits by signals, whoever sent them.

@@ -105,7 +105,7 @@ impl Registry {
         let annotated = policy::has_rules(annotations.map(|(key, _)| key.as_str()));
         let identity = identity(pod);
         let spec = self.pods.get(&identity.key, &identity.uid);
-        if !annotated && spec.as_ref().is_none_or(|spec| !has_rules(spec)) {
+        if !annotated && spec.as_ref().is_none_or(|spec| !is_for_us(spec)) {
             return None;
         }
         if let Some(known) = self.read(|entries| entries.by_sandbox.get(pod.sandbox).cloned()) {
@@ -331,7 +331,7 @@ impl Registry {
                     driver.spec_changed(Arc::clone(&spec));
                 }
                 self.end_condition(&spec, &drivers);
-                drivers.is_empty() && has_rules(&spec)
+                drivers.is_empty() && is_for_us(&spec)
             }
             PodChange::Deleted(spec) => {
                 for driver in self.drivers_of(&spec) {
@@ -617,9 +617,9 @@ fn sighting(
     }
 }
 
-/// Whether the pod's own spec has rules.
-fn has_rules(spec: &PodSpec) -> bool {
-    spec.containers.iter().any(|it| !it.rules.is_empty())
+/// Whether the pod's own spec has rules, or somebody asks for its restart.
+fn is_for_us(spec: &PodSpec) -> bool {
+    spec.request.is_some() || spec.containers.iter().any(|it| !it.rules.is_empty())
 }
 
 #[cfg(test)]

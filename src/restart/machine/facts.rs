@@ -47,7 +47,7 @@ impl Machine {
             let runs = it.old == OldState::Running && !it.told;
             let exposed = it.member.at_once && self.is_exposed_in_wait(it);
             let id = it.member.old_id().filter(|_| runs && !exposed).cloned();
-            if let Some(id) = id.filter(|id| *id != self.plan.trigger.container) {
+            if let Some(id) = id.filter(|id| !self.plan.has_asked(id)) {
                 self.progress[index].told = true;
                 self.effects.push(Effect::Kill(id));
             }
@@ -138,7 +138,7 @@ impl Machine {
         let runs = |id: &&ContainerId| {
             let instance = found.get(id);
             let runs = instance.is_some_and(|it| it.state == InstanceState::Running);
-            runs && **id != self.plan.trigger.container
+            runs && !self.plan.has_asked(id)
         };
         let older = self.plan.members.iter().flat_map(|it| &it.older);
         older.filter(runs).cloned().collect()

@@ -220,6 +220,11 @@ impl Machine {
         coming || self.waker.id() == Some(id) || progress.any(known)
     }
 
+    /// When containers have started again, as far as that was under our eyes.
+    pub(crate) fn starts(&self) -> impl Iterator<Item = Instant> {
+        self.progress.iter().filter_map(|it| it.started)
+    }
+
     /// Containers that are neither running again nor completed, for a log line.
     pub(crate) fn waiting_for(&self) -> Vec<&ContainerName> {
         let progress = self.progress.iter();
@@ -256,6 +261,7 @@ impl Machine {
             Event::Stray(name, id) => self.strayed(&name, id),
             Event::Recorded(ids) => self.recorded(&ids, now),
             Event::Probed(ids) => self.probed = Some(ids),
+            Event::Hurry(waited) => self.hurry(waited, now),
             Event::Called => self.is_called(),
             Event::Queued => self.is_to_wait(),
             Event::Held(id, since) => {

@@ -1,6 +1,6 @@
 //! From phase to phase.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Machine;
 use super::progress::Progress;
@@ -213,6 +213,17 @@ impl Machine {
             .guard()
             .is_some_and(|it| !it.is(ContainerKind::Regular));
         begun && first && self.plan.is_by_policy()
+    }
+
+    /// The back-off is over now.
+    pub(super) fn hurry(&mut self, waited: Duration, now: Instant) {
+        if let Some(at) = self.start_at.as_mut().filter(|at| now < **at) {
+            *at = now;
+            // A pod that has waited goes on as one that has, also after this process.
+            let waited = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
+            self.plan.back_off_ms = waited.clamp(1, self.plan.back_off_ms);
+            self.effects.push(Effect::Save);
+        }
     }
 
     pub(super) fn enter(&mut self, phase: Phase, now: Instant) {

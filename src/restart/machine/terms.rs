@@ -96,6 +96,8 @@ pub(crate) enum Event {
     Deleted,
     /// The kubelet has ended the trigger by itself, and starts it again.
     CalledOff,
+    /// Somebody asks that no back-off is waited for any longer, so long after the restart was decided.
+    Hurry(Duration),
     /// Time has passed; see [`Machine::deadline`].
     Tick,
 }

@@ -159,7 +159,8 @@ impl Machine {
         stopped && self.announced
     }
 
-    fn are_stopped(&self) -> bool {
+    /// Whether all that ran has been told to end, and has.
+    pub(crate) fn are_stopped(&self) -> bool {
         self.killed && self.all_down()
     }
 

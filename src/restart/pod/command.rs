@@ -4,11 +4,12 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::Timings;
 use crate::back_off::Past;
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::PodSpec;
 use crate::plan::{Plan, Trigger};
-use crate::policy::{Action, PolicyError};
+use crate::policy::{Action, PolicyError, Request, RequestError};
 use crate::restart::machine::{Effect, Record};
 
 /// What is to be done about a pod.
@@ -55,6 +56,10 @@ pub(crate) struct Finished {
     pub(crate) plan: Plan,
     /// The pod's restarts so far, with this one.
     pub(crate) past: Past,
+    /// When it came to what, as far as this process has seen it.
+    pub(crate) timings: Option<Timings>,
+    /// A request that came in the middle, and is answered by it.
+    pub(crate) joined: Option<Request>,
     /// Containers that are neither running again nor completed, for a log line.
     pub(crate) waiting_for: Vec<ContainerName>,
 }
@@ -67,6 +72,7 @@ pub(crate) enum Saying {
     /// The exits of these cannot be held.
     NotProtected(BTreeSet<ContainerName>),
     InvalidRules(PolicyError),
+    InvalidRequest(RequestError),
     /// These restart their pod whoever kills them.
     KillsRestart(BTreeSet<ContainerName>),
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Command, Order, Pod, Saying};
+use super::{Command, Course, Order, Pod, Saying};
 use crate::clock::Moment;
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{DEFAULT_GRACE, RestartPolicy};
@@ -105,14 +105,16 @@ impl Pod {
         withdrawn: bool,
         now: &Moment,
     ) {
+        // Whoever asks is heard at every news of the pod.
+        let under_way = trigger.request.is_some() && self.machine.is_some();
         if withdrawn {
             self.release_all(now);
-        } else if !self.deleting {
+        } else if !self.deleting && !under_way {
             self.begin(trigger, action, now);
         }
     }
 
-    fn begin(&mut self, trigger: &Trigger, action: Action, now: &Moment) {
+    pub(super) fn begin(&mut self, trigger: &Trigger, action: Action, now: &Moment) {
         self.restarts += 1;
         let restarts = |it: Member| it.is_restarted_after(trigger.code);
         if action == Action::Restart && self.known_member(&trigger.name).is_some_and(restarts) {
@@ -122,11 +124,9 @@ impl Pod {
         }
         // What another restart has made and not started, nobody starts any more.
         self.sweep_unstarted();
-        let scope = scope(action, trigger);
-        let back_off = &self.shared.back_off;
-        let wait = self.past.wait(scope.as_ref(), now.up_ms, back_off);
-        self.past_before = self.past.clone();
-        self.past.begun(scope.as_ref(), now.up_ms, back_off);
+        let held = self.holds.get(&trigger.container).copied();
+        self.course = Some(Course::new(held.unwrap_or(now.at)));
+        let wait = self.note_begin(trigger, action, now);
         let mut plan = Plan {
             back_off_ms: millis(wait),
             ..self.draft(trigger.clone(), action, now)
@@ -137,6 +137,19 @@ impl Pod {
         let plan = self.settle(plan);
         self.say(Saying::Restarting(Box::new(plan.clone())));
         self.carry_out(plan, now);
+    }
+
+    /// Takes note of it in the row of restarts, and says how long it is to wait. A request is no crash: it neither waits nor
+    /// counts.
+    fn note_begin(&mut self, trigger: &Trigger, action: Action, now: &Moment) -> Duration {
+        if trigger.request.is_some() {
+            return Duration::ZERO;
+        }
+        let (scope, back_off) = (scope(action, trigger), &self.shared.back_off);
+        let wait = self.past.wait(scope.as_ref(), now.up_ms, back_off);
+        self.past_before = self.past.clone();
+        self.past.begun(scope.as_ref(), now.up_ms, back_off);
+        wait
     }
 
     /// What keeps the containers from being replayed.

@@ -49,9 +49,10 @@ impl Pod {
         self.instances.get(id)
     }
 
-    /// Whether there is something to do for the pod, or may be when its annotations have been read.
+    /// Whether there is something to do for the pod, or may be when its annotations have been read. A pod without rules may be
+    /// restarted on request.
     pub(super) fn may_act(&self) -> bool {
-        self.policy.is_some() || self.written.is_none()
+        self.policy.is_some() || self.written.is_none() || self.machine.is_some()
     }
 
     /// Containers whose exits cannot be held, by name.
@@ -148,6 +149,7 @@ impl Pod {
             name: instance.name.clone(),
             container: id.clone(),
             code,
+            request: None,
         };
         Some((trigger, action))
     }

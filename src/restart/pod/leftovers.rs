@@ -2,8 +2,7 @@
 
 use std::time::Instant;
 
-use super::decide::scope;
-use super::{Command, Finished, Pod, Task};
+use super::{Command, Course, Finished, Pod, Task};
 use crate::clock::Moment;
 use crate::ids::{ContainerId, ContainerName};
 use crate::node::{Instance, InstanceState};
@@ -60,6 +59,7 @@ impl Pod {
         }
         self.end_twins();
         self.say_what_is_unhooked();
+        self.look_for_request(now);
     }
 
     fn resume(&mut self, record: Record, now: &Moment) {
@@ -71,8 +71,10 @@ impl Pod {
         let (machine, effects) = Machine::resume(plan, phase, &self.instances, elapsed, now.at);
         let plan = machine.plan();
         let trigger = &plan.trigger;
-        self.instances.ended(&trigger.container, Some(trigger.code));
-        self.decided.insert(trigger.container.clone());
+        if trigger.request.is_none() {
+            self.instances.ended(&trigger.container, Some(trigger.code));
+            self.decided.insert(trigger.container.clone());
+        }
         self.settle_olds(plan);
         if matches!(phase, Phase::Shielded | Phase::Up) {
             // Their exits were released, whether or not the runtime shows it yet.
@@ -81,6 +83,8 @@ impl Pod {
             }
         }
         self.machine = Some(machine);
+        let since = now.at.checked_sub(elapsed).unwrap_or(now.at);
+        self.course = Some(Course::new(since));
         self.apply(effects, now);
         let found: Vec<ContainerId> = self.instances.iter().map(|(id, _)| id.clone()).collect();
         for id in found {
@@ -94,18 +98,26 @@ impl Pod {
         let machine = self.machine.take_if(|it| it.phase() == Phase::Over)?;
         // One before may have ended with a plugin that died before all were removed.
         self.sweep_leftovers();
-        // The row of restarts goes on from the end of this one.
-        let of = scope(machine.plan().action, &machine.plan().trigger);
+        let plan = machine.record().plan;
+        let mut joined = None;
         if outcome == Outcome::CalledOff {
-            self.past = self.past_before.clone();
+            self.past.take_back(&self.past_before);
+            self.joined = None;
         } else {
-            self.past.over(of.as_ref(), now.up_ms);
+            self.note_over(&plan.trigger, plan.action, now);
+            self.past.restarts += u32::from(plan.is_whole_pod());
+            joined = self.note_answer(plan.trigger.request.clone());
         }
-        Some(Finished {
+        let finished = Finished {
             waiting_for: machine.waiting_for().into_iter().cloned().collect(),
             past: self.past.clone(),
-            plan: machine.record().plan,
-        })
+            timings: self.course.take().map(|it| it.timings(&machine, now.at)),
+            plan,
+            joined,
+        };
+        // It may be one that this restart could not answer.
+        self.look_for_request(now);
+        Some(finished)
     }
 
     /// What belongs to no restart any more.

@@ -5,9 +5,11 @@
 //! kubelet of its own.
 
 mod command;
+mod course;
 mod decide;
 mod facts;
 mod leftovers;
+mod request;
 mod shared;
 #[cfg(test)]
 mod tests;
@@ -25,9 +27,11 @@ use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity};
 use crate::kube::{KubeletFeatures, PodSpec};
 use crate::node::{Instance, InstanceState, Instances};
 use crate::plan::{Generation, RestartId};
-use crate::policy::{Policy, Written};
+use crate::policy::{Policy, Request, RequestError, Written};
 use crate::replay::Requests;
 pub(crate) use command::{Command, Finished, Order, Saying};
+use course::Course;
+pub use course::Timings;
 pub use shared::{Gate, Shared};
 pub(crate) use wanted::Task;
 
@@ -48,6 +52,7 @@ pub(crate) struct Pod {
     instances: Instances,
     requests: Requests,
     machine: Option<Machine>,
+    course: Option<Course>,
     /// Exits that are held, and since when their hooks wait.
     holds: BTreeMap<ContainerId, Instant>,
     /// What has ended a moment ago, and whose hook has yet to ask: nobody sees it exited.
@@ -65,6 +70,10 @@ pub(crate) struct Pod {
     past: Past,
     /// The same before the restart under way.
     past_before: Past,
+    /// A request that came in the middle of the restart under way, which answers it.
+    joined: Option<Request>,
+    /// What was wrong with the last one.
+    refused: Option<RequestError>,
     /// What is said once.
     said_invalid: bool,
     said_kills: bool,
@@ -91,6 +100,7 @@ impl Pod {
             instances: Instances::default(),
             requests: Requests::default(),
             machine: None,
+            course: None,
             holds: BTreeMap::new(),
             awaited: BTreeSet::new(),
             asked: BTreeSet::new(),
@@ -101,6 +111,8 @@ impl Pod {
             restarts: 0,
             past_before: past.clone(),
             past,
+            joined: None,
+            refused: None,
             said_invalid: false,
             said_kills: false,
             commands: Vec::new(),
@@ -120,6 +132,7 @@ impl Pod {
         for id in std::mem::take(&mut self.unjudged) {
             self.decide(&id, now);
         }
+        self.look_for_request(now);
     }
 
     /// The pod's spec is known, or has changed.
@@ -134,6 +147,7 @@ impl Pod {
         if ends {
             self.deleted(now);
         }
+        self.look_for_request(now);
     }
 
     /// Of a pod that the API server does not know nobody tells what the kubelet says.
@@ -174,9 +188,15 @@ impl Pod {
         }
     }
 
-    /// The kubelet has ended the container that asked, to start it again: natively no rule heeds that.
+    /// The kubelet has ended the container that asked, to start it again: natively no rule heeds that. A request stands.
     pub(crate) fn call_off(&mut self, now: &Moment) {
-        self.feed(Event::CalledOff, now);
+        let requested = self.plan().is_some_and(|it| it.trigger.request.is_some());
+        let event = if requested {
+            Event::Announced
+        } else {
+            Event::CalledOff
+        };
+        self.feed(event, now);
     }
 
     /// The kubelet, or we, made a container.
@@ -196,6 +216,7 @@ impl Pod {
         if let Some(name) = self.instances.started(id, now.at) {
             self.feed(Event::Started(name, id.clone()), now);
             self.end_twins();
+            self.look_for_request(now);
         }
     }
 
@@ -349,6 +370,9 @@ impl Pod {
             tracing::debug!(pod = %self.identity.key, phase = ?machine.phase(), ?event);
             machine.note_gate(self.shared.gate.is_there());
             let effects = machine.handle(now.at, event);
+            if let Some(course) = &mut self.course {
+                course.note(machine, now.at);
+            }
             self.apply(effects, now);
         }
     }

@@ -96,6 +96,10 @@ pub(super) struct Case {
     pub(super) collected: Ms,
     /// How late a time that was asked for is told.
     pub(super) late: Ms,
+    /// When somebody asks for a restart, and whether at once.
+    pub(super) asks: Vec<(Ms, bool)>,
+    /// Whether that is all: the trigger does not end by itself.
+    pub(super) asked: bool,
     pub(super) luck: Vec<u8>,
 }
 
@@ -172,6 +176,7 @@ impl Case {
             && self.deaths.is_empty()
             && self.cut.is_none()
             && self.deleted.is_none()
+            && self.asks.len() == usize::from(self.asked)
     }
 }
 
@@ -275,6 +280,8 @@ fn any_pod() -> impl Strategy<Value = Case> {
             nudges: Vec::new(),
             collected: 0,
             late: 0,
+            asks: Vec::new(),
+            asked: false,
             luck: Vec::new(),
         }
     })
@@ -318,12 +325,19 @@ pub(super) fn any_case() -> impl Strategy<Value = Case> {
     ];
     // Probes, and others that have the kubelet look at the pod.
     let often = prop::option::weighted(0.3, prop::collection::vec(0u64..12_000, 4..=16));
-    let last = (cut, late, then, at_turn, stops_with, often);
+    let asks = prop::option::weighted(
+        0.1,
+        prop::collection::vec((0u64..8000, any::<bool>()), 1..=2),
+    );
+    let asks = (asks, any::<bool>());
+    let last = (cut, late, then, at_turn, stops_with, often, asks);
     (any_pod(), exits, around, luck, last).prop_map(|(pod, exits, around, luck, last)| {
-        let (cut, late, then, at_turn, stops_with, often) = last;
+        let (cut, late, then, at_turn, stops_with, often, (asks, asked)) = last;
         let (own_exit, again, init_fails, back_off, grace, probe, replay, turn, tells) = exits;
         let (spec_known, api, (kubelet, inspecting), fault, deaths, deleted, nudges, collected) =
             around;
+        // Only of a pod that is known it can be told, and no restart of one container answers it.
+        let asks = asks.filter(|_| spec_known && pod.action != Action::Restart);
         let then = back_off.map(|long| (long + then).saturating_sub(400));
         let at_turn = turn.zip(at_turn).map(|(turn, after)| turn + after);
         Case {
@@ -358,6 +372,8 @@ pub(super) fn any_case() -> impl Strategy<Value = Case> {
                 .collect(),
             collected,
             late,
+            asked: asked && asks.is_some(),
+            asks: asks.unwrap_or_default(),
             luck,
             ..pod
         }

@@ -50,6 +50,11 @@ const MUST_BE_REACHED: &[&str] = &[
     "it is shown while others stop",
     "a replay after a back-off",
     "a restart replaces another, or follows it",
+    "somebody asks: no restart",
+    "somebody asks: Down",
+    "somebody asks: Up",
+    "a request is answered by another restart",
+    "a back-off is cut short",
     "it begins anew",
     "another goes on: Down",
     "another goes on: Replay",
@@ -118,6 +123,7 @@ enum Job {
     StartAll(Vec<ContainerName>, bool),
     Create(KubeletsCall),
     Start(ContainerId, Vec<ContainerName>, bool),
+    Ask(String),
     Delete,
     LetGo,
     Die,
@@ -194,6 +200,8 @@ struct World {
     epoch: u32,
     record: Option<Record>,
     past: Past,
+    /// What somebody asks for.
+    request: Option<String>,
     /// The pod's condition, as asked for last.
     condition: bool,
     told: bool,
@@ -232,6 +240,7 @@ impl World {
             epoch: 0,
             record: None,
             past: plugin::past(&case),
+            request: None,
             condition: false,
             told: false,
             decisions: Vec::new(),
@@ -261,7 +270,9 @@ impl World {
             }
             let id = self.runtime.create(2, name, Maker::Kubelet, is);
             self.runtime.containers.get_mut(&id).unwrap().hooked = case.unhooked != Some(at);
-            if at == case.trigger {
+            if at == case.trigger && case.asked {
+                // It ends with the others.
+            } else if at == case.trigger {
                 self.after(0, Job::Exit(id, case.code));
             } else if let Some((_, when, code)) = case.own_exit.filter(|own| own.0 == at) {
                 self.after(when, Job::Exit(id, code));
@@ -281,6 +292,10 @@ impl World {
         }
         if let Some((when, away)) = case.cut {
             self.after(when, Job::Cut(away));
+        }
+        for (number, (when, urgent)) in case.asks.into_iter().enumerate() {
+            let value = format!("{number}{}", if urgent { "!" } else { "" });
+            self.after(when, Job::Ask(value));
         }
         if let Some(when) = case.deleted {
             self.after(when, Job::Delete);
@@ -354,6 +369,7 @@ impl World {
                 self.start(&id);
                 self.start_all(rest, ok);
             }
+            Job::Ask(value) => self.is_asked(value),
             Job::Delete => self.ends(true),
             Job::LetGo => self.let_pod_go(),
             Job::Die => self.dies(),

@@ -127,7 +127,7 @@ fn written(case: &Case) -> Written {
     Written::read(&Unread::of(annotations))
 }
 
-fn spec(case: &Case) -> PodSpec {
+fn spec(case: &Case, request: Option<&str>) -> PodSpec {
     let of_kind = |regular: bool| -> Vec<Value> {
         let containers = case.containers.iter();
         let containers = containers.filter(|it| (it.1 == ContainerKind::Regular) == regular);
@@ -142,7 +142,10 @@ fn spec(case: &Case) -> PodSpec {
         spec.collect()
     };
     let pod = json!({
-        "metadata": {"name": "pod", "namespace": "default", "uid": "uid"},
+        "metadata": {
+            "name": "pod", "namespace": "default", "uid": "uid",
+            "annotations": request.map(|it| json!({"restart-request.reprise.dev/pod": it})),
+        },
         "spec": {
             "restartPolicy": format!("{:?}", case.policy),
             "initContainers": of_kind(false),
@@ -163,10 +166,7 @@ impl World {
         self.plugin = Some(plugin);
         let written = written(&self.case);
         self.tell(|pod, now| pod.written(written, now));
-        if self.case.spec_known {
-            let spec = Arc::new(spec(&self.case));
-            self.tell(|pod, now| pod.spec_changed(spec, now));
-        }
+        self.tell_spec();
         if self.lost {
             return self.record = None;
         }
@@ -185,6 +185,29 @@ impl World {
         }
         if !connected {
             self.after(10, Job::Connect(self.epoch));
+        }
+    }
+
+    fn tell_spec(&mut self) {
+        if self.case.spec_known {
+            let spec = Arc::new(spec(&self.case, self.request.as_deref()));
+            self.tell(|pod, now| pod.spec_changed(spec, now));
+        }
+    }
+
+    /// Somebody asks for a restart.
+    pub(super) fn is_asked(&mut self, value: String) {
+        if self.over.is_some() {
+            return;
+        }
+        let stage = self.stage();
+        self.reach(format!("somebody asks: {stage}"));
+        let gap = |world: &Self| world.machine().map_or(0, |it| it.plan().back_off_ms);
+        let before = gap(self);
+        self.request = Some(value);
+        self.tell_spec();
+        if gap(self) < before {
+            self.reach("a back-off is cut short");
         }
     }
 
@@ -572,6 +595,9 @@ impl World {
                 if let Some(finished) = self.tell(|pod, now| pod.finish(outcome, now)).flatten() {
                     self.record = None;
                     self.past = finished.past;
+                    if finished.joined.is_some() {
+                        self.reach("a request is answered by another restart");
+                    }
                 }
             }
             Effect::Recover => {

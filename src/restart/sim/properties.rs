@@ -10,6 +10,7 @@ use super::{BEGIN, Ms, STANDSTILL, World};
 use crate::ids::{ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
 use crate::plan::{Member, Old, Plan, Starter, Way};
+use crate::policy::Request;
 use crate::restart::machine::{Effect, Machine, Phase};
 
 /// How long a pod that is over is watched: for longer than any fault lasts.
@@ -244,6 +245,18 @@ impl World {
         let completed = codes.any(|code| !self.case.restarts_after(code));
         let unsaid = self.kubelet.stale && !completed && self.over.is_none() && !self.excused;
         self.demand(!unsaid, || "the kubelet says what it sees".into());
+        let answered = self.past.answered.as_ref().map(Request::as_str);
+        let heard = self.over.is_none() && self.plugin.is_some();
+        let unanswered = heard && self.request.is_some() && answered != self.request.as_deref();
+        self.demand(!unanswered, || "what was asked for is answered".into());
+        let requested = self.decisions.iter().filter_map(|plan| {
+            let request = plan.trigger.request.as_ref()?;
+            Some((request.as_str(), &plan.id.0))
+        });
+        let restarts: BTreeSet<_> = requested.collect();
+        let requests: BTreeSet<_> = restarts.iter().map(|it| it.0).collect();
+        let once = restarts.len() == requests.len();
+        self.demand(once, || "a request makes one restart".into());
         if self.over.is_none() && self.plain {
             // What the kubelet was creating by then may make it begin anew.
             let ids: BTreeSet<_> = self.decisions.iter().map(|plan| &plan.id.0).collect();
