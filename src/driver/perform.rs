@@ -378,7 +378,7 @@ fn ending(finished: &Finished, outcome: Outcome, took: Duration) -> Option<Resta
         complete: outcome == Outcome::Completed,
         what,
         restarts: finished.past.restarts,
-        joined: finished.joined.as_ref().map(Request::as_str),
+        joined: finished.plan.joined.as_ref().map(Request::as_str),
     })
 }
 

@@ -76,6 +76,9 @@ pub struct Plan {
     pub pod: PodIdentity,
     /// What set it off.
     pub trigger: Trigger,
+    /// A request that came when it was under way, and is answered by it.
+    #[serde(default)]
+    pub joined: Option<Request>,
     /// What it does: one container, or all with or without time to stop.
     pub action: Action,
     /// The type of the pod condition that tells of it, if there is one: the same from beginning to end, whatever is
@@ -170,6 +173,11 @@ impl Plan {
     /// Whether that container was there when the restart was decided.
     pub(crate) fn knew(&self, id: &ContainerId) -> bool {
         self.members.iter().any(|member| member.knew(id))
+    }
+
+    /// What is answered by it: the newest of the requests.
+    pub(crate) fn answers(&self) -> Option<&Request> {
+        self.joined.as_ref().or(self.trigger.request.as_ref())
     }
 
     /// Whether its exit has asked for the restart.
@@ -394,6 +402,7 @@ pub(crate) mod tests {
                 code: ExitCode(code),
                 request: None,
             },
+            joined: None,
             action: Action::RestartAllContainers,
             condition: Some("AllContainersRestarting".into()),
             starter: Starter::Kubelet("start: Kubelet".into()),

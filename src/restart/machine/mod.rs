@@ -261,7 +261,7 @@ impl Machine {
             Event::Stray(name, id) => self.strayed(&name, id),
             Event::Recorded(ids) => self.recorded(&ids, now),
             Event::Probed(ids) => self.probed = Some(ids),
-            Event::Hurry(waited) => self.hurry(waited, now),
+            Event::Asked(request, waited) => self.join(request, waited, now),
             Event::Called => self.is_called(),
             Event::Queued => self.is_to_wait(),
             Event::Held(id, since) => {

@@ -8,7 +8,7 @@ use super::terms::{Effect, Outcome, Phase};
 use crate::ids::ContainerId;
 use crate::kube::ContainerKind;
 use crate::plan::Way;
-use crate::policy::Action;
+use crate::policy::{Action, Request};
 use crate::times::{
     CLEAR_LIMIT, FALLBACK_TIME, FIRST_BACK_OFF, KEPT_TIME, LAST_MOMENT, RECORD_LIMIT, UP_LIMIT,
 };
@@ -215,15 +215,17 @@ impl Machine {
         begun && first && self.plan.is_by_policy()
     }
 
-    /// The back-off is over now.
-    pub(super) fn hurry(&mut self, waited: Duration, now: Instant) {
-        if let Some(at) = self.start_at.as_mut().filter(|at| now < **at) {
+    /// It answers that request as well. If that is urgent, the back-off is over now.
+    pub(super) fn join(&mut self, request: Request, waited: Duration, now: Instant) {
+        let waits = self.start_at.as_mut().filter(|at| now < **at);
+        if let Some(at) = waits.filter(|_| request.is_urgent()) {
             *at = now;
             // A pod that has waited goes on as one that has, also after this process.
             let waited = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
             self.plan.back_off_ms = waited.clamp(1, self.plan.back_off_ms);
-            self.effects.push(Effect::Save);
         }
+        self.plan.joined = Some(request);
+        self.effects.push(Effect::Save);
     }
 
     pub(super) fn enter(&mut self, phase: Phase, now: Instant) {

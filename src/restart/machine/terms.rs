@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::plan::{Plan, Way};
+use crate::policy::Request;
 
 /// A restart that is disturbed more often than this is left to the kubelet.
 pub(super) const MOST_AGAIN: u8 = 3;
@@ -96,8 +97,8 @@ pub(crate) enum Event {
     Deleted,
     /// The kubelet has ended the trigger by itself, and starts it again.
     CalledOff,
-    /// Somebody asks that no back-off is waited for any longer, so long after the restart was decided.
-    Hurry(Duration),
+    /// Somebody asks for what is under way, so long after it was decided.
+    Asked(Request, Duration),
     /// Time has passed; see [`Machine::deadline`].
     Tick,
 }

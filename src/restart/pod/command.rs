@@ -9,7 +9,7 @@ use crate::back_off::Past;
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::PodSpec;
 use crate::plan::{Plan, Trigger};
-use crate::policy::{Action, PolicyError, Request, RequestError};
+use crate::policy::{Action, PolicyError, RequestError};
 use crate::restart::machine::{Effect, Record};
 
 /// What is to be done about a pod.
@@ -58,8 +58,6 @@ pub(crate) struct Finished {
     pub(crate) past: Past,
     /// When it came to what, as far as this process has seen it.
     pub(crate) timings: Option<Timings>,
-    /// A request that came in the middle, and is answered by it.
-    pub(crate) joined: Option<Request>,
     /// Containers that are neither running again nor completed, for a log line.
     pub(crate) waiting_for: Vec<ContainerName>,
 }

@@ -255,6 +255,8 @@ impl Pod {
             starter: Starter::Plugin,
             way: Way::Cleared,
             guard: trigger.name.clone(),
+            // One that this one replaces has been asked for.
+            joined: machine.and_then(|it| it.plan().answers()).cloned(),
             trigger,
             members,
             ordered,

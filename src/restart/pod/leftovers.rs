@@ -99,21 +99,16 @@ impl Pod {
         // One before may have ended with a plugin that died before all were removed.
         self.sweep_leftovers();
         let plan = machine.record().plan;
-        let mut joined = None;
         if outcome == Outcome::CalledOff {
             self.past.take_back(&self.past_before);
-            self.joined = None;
         } else {
-            self.note_over(&plan.trigger, plan.action, now);
-            self.past.restarts += u32::from(plan.is_whole_pod());
-            joined = self.note_answer(plan.trigger.request.clone());
+            self.note_over(&plan, now);
         }
         let finished = Finished {
             waiting_for: machine.waiting_for().into_iter().cloned().collect(),
             past: self.past.clone(),
             timings: self.course.take().map(|it| it.timings(&machine, now.at)),
             plan,
-            joined,
         };
         // It may be one that this restart could not answer.
         self.look_for_request(now);

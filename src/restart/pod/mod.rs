@@ -27,7 +27,7 @@ use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity};
 use crate::kube::{KubeletFeatures, PodSpec};
 use crate::node::{Instance, InstanceState, Instances};
 use crate::plan::{Generation, RestartId};
-use crate::policy::{Policy, Request, RequestError, Written};
+use crate::policy::{Policy, RequestError, Written};
 use crate::replay::Requests;
 pub(crate) use command::{Command, Finished, Order, Saying};
 use course::Course;
@@ -70,8 +70,6 @@ pub(crate) struct Pod {
     past: Past,
     /// The same before the restart under way.
     past_before: Past,
-    /// A request that came in the middle of the restart under way, which answers it.
-    joined: Option<Request>,
     /// What was wrong with the last one.
     refused: Option<RequestError>,
     /// What is said once.
@@ -111,7 +109,6 @@ impl Pod {
             restarts: 0,
             past_before: past.clone(),
             past,
-            joined: None,
             refused: None,
             said_invalid: false,
             said_kills: false,

@@ -9,7 +9,7 @@ use crate::clock::Moment;
 use crate::ids::ExitCode;
 use crate::kube::ContainerKind;
 use crate::node::InstanceState;
-use crate::plan::Trigger;
+use crate::plan::{Plan, Trigger};
 use crate::policy::{Action, Policy, Request};
 use crate::restart::machine::{Event, Phase};
 
@@ -26,11 +26,7 @@ impl Pod {
         // What it cannot join begins when it is over.
         if machine.plan().is_whole_pod() && machine.phase() != Phase::Over {
             let waited = now.since(machine.plan().decided_up_ms);
-            let urgent = request.is_urgent();
-            self.joined = Some(request);
-            if urgent {
-                self.feed(Event::Hurry(waited), now);
-            }
+            self.feed(Event::Asked(request, waited), now);
         }
     }
 
@@ -51,9 +47,8 @@ impl Pod {
             }
         };
         let answered = self.past.answered.as_ref().or(written.as_ref());
-        let under_way = self.plan().and_then(|plan| plan.trigger.request.as_ref());
-        let known = [answered, under_way, self.joined.as_ref()];
-        (!known.contains(&Some(&request))).then_some(request)
+        let under_way = self.plan().and_then(Plan::answers);
+        (![answered, under_way].contains(&Some(&request))).then_some(request)
     }
 
     fn begin_requested(&mut self, request: Request, now: &Moment) {
@@ -72,22 +67,27 @@ impl Pod {
         }
     }
 
-    /// The container whose end stands for all: a regular one that runs, or what comes next to that.
+    /// The container whose end stands for all: a regular one that runs, or what comes next to that. One that has ended is what the
+    /// kubelet waits to start again. While it goes from one init container to the next, and sidecars are all that runs, nothing
+    /// is.
     fn ended_for(&self, request: Request) -> Option<Trigger> {
         let containers = self.spec.as_ref()?.containers.iter();
+        let containers = containers.filter(|it| it.kind != ContainerKind::Sidecar);
         let newest = containers.filter_map(|container| {
             let (id, it) = self.instances.newest(&container.name)?;
+            let regular = container.kind == ContainerKind::Regular;
             let code = match it.state {
-                InstanceState::Created => return None,
                 InstanceState::Running => None,
-                InstanceState::Ended(code) => Some(code.unwrap_or(ExitCode::UNKNOWN)),
+                InstanceState::Ended(code) => {
+                    let member = self.known_member(&container.name)?;
+                    let waits = |code: &ExitCode| !member.stays_ended_after(*code);
+                    Some(code.filter(waits)?)
+                }
+                InstanceState::Created => return None,
             };
-            Some((container, id, code))
+            Some(((code.is_some(), !regular), container, id, code))
         });
-        let rank = |(container, _, code): &(&crate::kube::ContainerSpec, _, Option<ExitCode>)| {
-            (code.is_some(), container.kind != ContainerKind::Regular)
-        };
-        let (container, id, code) = newest.min_by_key(rank)?;
+        let (_, container, id, code) = newest.min_by_key(|it| it.0)?;
         Some(Trigger {
             name: container.name.clone(),
             container: id.clone(),
@@ -96,19 +96,15 @@ impl Pod {
         })
     }
 
-    /// The restart that is over has answered what was asked for.
-    pub(super) fn note_answer(&mut self, of: Option<Request>) -> Option<Request> {
-        let joined = self.joined.take();
-        if let Some(answered) = joined.clone().or(of) {
-            self.past.answered = Some(answered);
+    /// A restart is over. The row of restarts goes on from its end; what was asked for was no crash.
+    pub(super) fn note_over(&mut self, plan: &Plan, now: &Moment) {
+        if plan.trigger.request.is_none() {
+            let of = scope(plan.action, &plan.trigger);
+            self.past.over(of.as_ref(), now.up_ms);
         }
-        joined
-    }
-
-    /// The row of restarts goes on from the end of this one.
-    pub(super) fn note_over(&mut self, trigger: &Trigger, action: Action, now: &Moment) {
-        if trigger.request.is_none() {
-            self.past.over(scope(action, trigger).as_ref(), now.up_ms);
+        self.past.restarts += u32::from(plan.is_whole_pod());
+        if let Some(answered) = plan.answers() {
+            self.past.answered = Some(answered.clone());
         }
     }
 }

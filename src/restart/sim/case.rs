@@ -177,6 +177,7 @@ impl Case {
             && self.cut.is_none()
             && self.deleted.is_none()
             && self.asks.len() == usize::from(self.asked)
+            && !(self.asked && self.own_exit.is_some())
     }
 }
 

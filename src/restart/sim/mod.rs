@@ -270,9 +270,7 @@ impl World {
             }
             let id = self.runtime.create(2, name, Maker::Kubelet, is);
             self.runtime.containers.get_mut(&id).unwrap().hooked = case.unhooked != Some(at);
-            if at == case.trigger && case.asked {
-                // It ends with the others.
-            } else if at == case.trigger {
+            if at == case.trigger && !case.asked {
                 self.after(0, Job::Exit(id, case.code));
             } else if let Some((_, when, code)) = case.own_exit.filter(|own| own.0 == at) {
                 self.after(when, Job::Exit(id, code));

@@ -595,7 +595,7 @@ impl World {
                 if let Some(finished) = self.tell(|pod, now| pod.finish(outcome, now)).flatten() {
                     self.record = None;
                     self.past = finished.past;
-                    if finished.joined.is_some() {
+                    if finished.plan.joined.is_some() {
                         self.reach("a request is answered by another restart");
                     }
                 }

@@ -172,6 +172,9 @@ impl World {
         let regular = self.case.kind_of(&name) == ContainerKind::Regular;
         let own = regular && !asked && code != self.case.code && code != KILLED;
         let last = !self.case.regulars().any(|name| self.runtime.runs(name));
+        let failed = self.case.asked && !asked && code != ExitCode::SUCCESS;
+        let init = self.case.kind_of(&name) == ContainerKind::Init;
+        self.excuse(failed && init, "an init container fails by itself");
         let alone = own && (last || self.case.action == Action::Restart);
         self.excuse(alone, "the last container ends by itself");
         let pod = self.pod();
