@@ -18,6 +18,8 @@ pub(super) const RESTART_ALL: &str = "RestartAllContainersOnContainerExits";
 /// (`pkg/features/kube_features.go`, k8s 1.36). No entry in `status.declaredFeatures` tells of it
 /// (`component-helpers/nodedeclaredfeatures/features/registry.go`, k8s 1.35, 1.36).
 const CONTAINER_RULES: (u32, u32) = (1, 35);
+/// The same of the gate `RestartAllContainersOnContainerExits`, which is alpha in 1.35.
+const RESTART_ALL_RULES: (u32, u32) = (1, 36);
 /// From this version on, a regular container that has exited counts as well (`HasAnyActiveRegularContainerStarted`,
 /// `pkg/kubelet/container/helpers.go`, k8s 1.37; before, `podHasInitialized` in `kuberuntime_container.go` asked for one
 /// that was created or running).
@@ -50,7 +52,22 @@ impl KubeletFeatures {
             exited_initialises: version.is_none_or(|it| it >= EXITED_INITIALISES),
         }
     }
+
+    /// What a kubelet of that version does, `1.36` or `v1.36.3`, as long as nobody changes its feature gates.
+    pub fn of_version(version: &str) -> Result<Self, NoVersion> {
+        let version = numbers(version).ok_or(NoVersion)?;
+        Ok(Self {
+            container_rules: version >= CONTAINER_RULES,
+            restart_all: version >= RESTART_ALL_RULES,
+            exited_initialises: version >= EXITED_INITIALISES,
+        })
+    }
 }
+
+/// What is no version of a kubelet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not a version of Kubernetes: it must be as in 1.36 or v1.36.3")]
+pub struct NoVersion;
 
 /// What is said to be honoured on the node.
 pub(super) fn declared(node: &Node) -> impl Iterator<Item = &str> {
@@ -183,6 +200,24 @@ mod tests {
         for version in ["v1.35.4", "v1.36.3", "unknown"] {
             let told = KubeletFeatures::from_node(&node(version, &["Other", RESTART_ALL]));
             assert!(acts_on(true, true)(told), "{version}: {told:?}");
+        }
+    }
+
+    #[test]
+    fn a_version_alone_tells_what_is_on_by_default() {
+        for (version, acts) in [
+            ("1.34", (false, false, false)),
+            ("v1.35.4", (true, false, false)),
+            ("1.36", (true, true, false)),
+            ("1.37.2", (true, true, true)),
+        ] {
+            let it = KubeletFeatures::of_version(version).unwrap();
+            let told = (it.container_rules, it.restart_all, it.exited_initialises);
+            assert_eq!(told, acts, "{version}");
+        }
+        for version in ["", "1", "v1", "latest", "1.x", "1.36beta"] {
+            let told = KubeletFeatures::of_version(version);
+            assert_eq!(told, Err(NoVersion), "{version}");
         }
     }
 

@@ -26,7 +26,7 @@ pub use declaration::Declaration;
 pub use endings::{Ending, Endings};
 pub use events::{EventKind, Events};
 pub(crate) use evictions::{Evicted, Evictions, Version};
-pub use features::{KubeletFeatures, watch_features};
+pub use features::{KubeletFeatures, NoVersion, watch_features};
 pub use leases::LeaseError;
 pub(crate) use leases::SharedLease;
 pub use lifecycle::{HttpGet, Lifecycle, LifecycleHook};
