@@ -1,10 +1,11 @@
 //! The command line: which command was asked for, and its help.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::check::CheckArgs;
 use crate::config::RunArgs;
 
 /// Restarts all containers of a Kubernetes pod in place, as an NRI plugin
@@ -55,13 +56,17 @@ Example: with a config file that holds `log-level: debug`
 
     /// Validate the annotations of manifests and say what each exit does
     ///
-    /// Reads pods, and everything with a pod template in it (deployments, jobs, cron jobs, job
-    /// sets, …), from YAML or JSON with any number of documents. For every container it says
-    /// which exit codes lead to what. Fails if any annotation is wrong, names a container that is
-    /// not in the pod, or stands where it has no effect. It needs no cluster.
+    /// Reads pods, and everything with a pod template in it (deployments, jobs, cron jobs, job sets, leader worker sets, …),
+    /// from YAML or JSON with any number of documents. For every container it says which exit codes lead to what. It is an
+    /// error if an annotation is wrong, names a container that is not in the pod, or stands where it has no effect. It
+    /// warns of rules that match 137 or 143, with which a container also ends that somebody else kills, and of what keeps a
+    /// pod from being replayed, as far as the spec tells. It needs no cluster.
     #[command(after_long_help = "\
+Exit codes: 0 all is well, or there are only warnings; 1 something is wrong or cannot be read; 2 wrong usage.
+
 Examples:
   reprise check deployment.yaml
+  reprise check --kubelet 1.36 --output json manifests/
   kubectl kustomize . | reprise check -")]
     Check(CheckArgs),
 
@@ -79,14 +84,6 @@ Examples:
 
     /// Print the version
     Version,
-}
-
-/// The command line of `reprise check`.
-#[derive(Debug, Clone, Args)]
-pub struct CheckArgs {
-    /// Manifests; - is standard input
-    #[arg(required = true, value_name = "FILE")]
-    pub files: Vec<PathBuf>,
 }
 
 /// The command line of `reprise cleanup`.

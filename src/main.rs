@@ -55,7 +55,7 @@ fn start(command: Command) -> anyhow::Result<ExitCode> {
         Command::Hook => Ok(ExitCode::SUCCESS),
         Command::Cleanup(args) => clean(*args),
         Command::Check(args) => {
-            let all_well = check::run(&args.files, io::stdin(), &mut io::stdout().lock())?;
+            let all_well = check::run(&args, io::stdin(), &mut io::stdout().lock())?;
             Ok(if all_well {
                 ExitCode::SUCCESS
             } else {

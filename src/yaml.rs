@@ -16,12 +16,24 @@ const LONGEST_ERROR: usize = 384;
 
 /// Text that is not the YAML that was asked for; says what and where, on one line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct YamlError(String);
+#[error("{what}")]
+pub struct YamlError {
+    what: String,
+    line: Option<usize>,
+}
+
+impl YamlError {
+    /// Where it is, if that can be told.
+    pub(crate) fn line(&self) -> Option<usize> {
+        self.line
+    }
+}
 
 impl From<serde_saphyr::Error> for YamlError {
     fn from(error: serde_saphyr::Error) -> Self {
         let error = error.without_snippet();
+        let line = error.location().map(|location| location.line());
+        let line = line.and_then(|line| usize::try_from(line).ok());
         let text = match error {
             serde_saphyr::Error::Budget { breach, location } => {
                 let what = breached(breach);
@@ -34,7 +46,11 @@ impl From<serde_saphyr::Error> for YamlError {
             error => error.to_string(),
         };
         let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
-        Self(text::cut(&text::printable(&text), LONGEST_ERROR).into_owned())
+        Self {
+            what: text::cut(&text::printable(&text), LONGEST_ERROR).into_owned(),
+            // Unknown places are on line 0.
+            line: line.filter(|line| *line > 0),
+        }
     }
 }
 
@@ -129,9 +145,10 @@ fn is_plain(text: &str) -> Result<(), YamlError> {
         }
         if let Some(wrong) = wrong {
             let (line, column) = (span.start.line(), span.start.col() + 1);
-            return Err(YamlError(format!(
-                "{wrong} at line {line}, column {column}"
-            )));
+            return Err(YamlError {
+                what: format!("{wrong} at line {line}, column {column}"),
+                line: Some(line),
+            });
         }
         match event {
             Event::MappingStart(..) => open.push(Open::Mapping(Next::Key)),
@@ -221,7 +238,9 @@ mod tests {
 
     #[test]
     fn an_error_is_one_line_with_its_place() {
-        let error = document::<Value>("a: 1\nb: [1,\n").unwrap_err().to_string();
+        let error = document::<Value>("a: 1\nb: [1, *c]\n").unwrap_err();
+        assert_eq!(error.line(), Some(2));
+        let error = error.to_string();
         assert!(!error.contains('\n') && error.contains("line"), "{error}");
     }
 
@@ -360,6 +379,6 @@ mod tests {
         let error = foreign(&long, 100).unwrap_err().to_string();
         assert!(error.len() <= LONGEST_ERROR, "{} bytes", error.len());
         let error = document::<Vec<u8>>("[\"\\e[31m\\u202e\"]").unwrap_err();
-        assert_eq!(text::printable(&error.0), error.0);
+        assert_eq!(text::printable(&error.what), error.what);
     }
 }

@@ -75,6 +75,14 @@ fn wrong_usage_exits_with_2_and_says_what_is_wrong() {
             "a CRI endpoint is unix://",
         ),
         (&["check"], "<FILE>..."),
+        (
+            &["check", "--kubelet", "latest", "-"],
+            "not a version of Kubernetes: it must be as in 1.36",
+        ),
+        (
+            &["check", "--output", "yaml", "-"],
+            "possible values: text, json",
+        ),
     ];
     for (arguments, expected) in cases {
         let (code, _, error) = run(arguments);
@@ -155,10 +163,35 @@ fn check_fails_on_a_missing_file_and_still_checks_the_others() {
     let (code, out, _) = run(&["check", "/nonexistent.yaml", path.to_str().unwrap()]);
     assert_eq!(code, Some(1));
     assert!(
-        out.starts_with("/nonexistent.yaml: problem: No such file or directory"),
+        out.starts_with("/nonexistent.yaml: error: No such file or directory"),
         "{out}"
     );
     assert!(out.contains("Pod trainer"), "{out}");
+}
+
+#[test]
+fn check_reads_directories_and_says_it_in_json() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_str().unwrap();
+    let (code, out, _) = run(&["check", path]);
+    assert_eq!(code, Some(1));
+    assert!(out.contains(": error: no manifests in it"), "{out}");
+
+    fs::create_dir(directory.path().join("jobs")).unwrap();
+    fs::write(directory.path().join("jobs/pod.yaml"), POD).unwrap();
+    let (code, out, _) = run(&["check", "--output", "json", "--kubelet", "1.36", path]);
+    assert_eq!(code, Some(0));
+    let said: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let file = format!("{path}/jobs/pod.yaml");
+    assert_eq!(said[0]["file"], file);
+    assert_eq!(said[0]["containers"][0]["exits"][0]["by"], "Reprise");
+    assert_eq!(said[0]["problems"], serde_json::json!([]));
+
+    fs::write(directory.path().join("values.yaml"), "{{ .Values }}: [").unwrap();
+    let (code, out, _) = run(&["check", path]);
+    assert_eq!(code, Some(1));
+    assert!(out.contains("pod.yaml:2: Pod trainer\n"), "{out}");
+    assert!(out.contains("values.yaml:1: error: "), "{out}");
 }
 
 fn repository(path: &str) -> PathBuf {

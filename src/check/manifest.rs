@@ -1,112 +1,153 @@
 //! Finds pods and pod templates in manifests of any kind, without knowing the kinds.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::lines::Place;
+use super::report::Cause;
+use crate::kube::{ContainerKind, RestartPolicy};
 use crate::policy;
+use crate::text;
+
+/// The longest that a name or a path is kept, in bytes: no API server takes a longer name.
+const LONGEST: usize = 253;
 
 /// What concerns Reprise in a document.
-pub(super) enum Found {
+pub(super) struct Found<'d> {
+    pub(super) object: Object,
+    pub(super) at: Place<'d>,
+    pub(super) what: What<'d>,
+}
+
+pub(super) enum What<'d> {
     /// A pod, or the template of one.
-    Pod(Pod),
-    /// An annotation of ours on something that is neither.
-    Misplaced {
-        /// The object, in words.
-        place: String,
-        /// The annotation.
-        key: String,
-    },
+    Pod(Pod<'d>),
+    /// Annotations of ours on something that is neither.
+    Misplaced(Vec<&'d str>),
+}
+
+/// An object, and a place in it.
+#[derive(Debug, Clone, Default, Serialize)]
+pub(super) struct Object {
+    pub(super) kind: Option<String>,
+    namespace: Option<String>,
+    name: Option<String>,
+    /// Of the template in it; empty: the object itself.
+    path: String,
 }
 
 /// A pod, or the template of one, as far as exits are concerned.
-pub(super) struct Pod {
-    pub(super) place: String,
-    /// Of the object that it is, or is in.
-    pub(super) kind: String,
-    pub(super) annotations: BTreeMap<String, String>,
-    /// Init containers in order, then regular ones.
-    pub(super) containers: Vec<Container>,
-    /// What the API server would refuse.
-    pub(super) problems: Vec<String>,
-}
-
-pub(super) struct Container {
-    pub(super) name: String,
-    pub(super) kind: Kind,
-    /// The container's own, else the pod's (KEP-5307).
+pub(super) struct Pod<'d> {
+    pub(super) annotations: BTreeMap<&'d str, &'d str>,
     pub(super) restart_policy: RestartPolicy,
-    /// `restartPolicyRules` as written.
-    pub(super) rules: Option<Value>,
+    /// Init containers in order, then regular ones.
+    pub(super) containers: Vec<Container<'d>>,
+    /// What the API server would refuse, and why.
+    pub(super) refused: Vec<(Cause, String)>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    Init,
-    Sidecar,
-    Regular,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum RestartPolicy {
-    Always,
-    OnFailure,
-    Never,
+pub(super) struct Container<'d> {
+    pub(super) name: &'d str,
+    pub(super) kind: ContainerKind,
+    /// The container's own (KEP-5307).
+    pub(super) restart_policy: Option<RestartPolicy>,
+    /// As written.
+    pub(super) value: &'d Value,
+    /// Where it is in the pod.
+    pub(super) path: String,
+    pub(super) at: Place<'d>,
 }
 
 /// The pods of a document and what is misplaced in it, from the outside in.
-pub(super) fn find(document: &Value) -> Vec<Found> {
+pub(super) fn find<'d>(document: &'d Value, at: Place<'d>) -> Vec<Found<'d>> {
     let mut found = Vec::new();
-    search(document, &describe(document), "", &mut found);
+    search(document, at, &Object::of(document), &mut found);
     found
 }
 
-/// An object in words: kind, namespace and name.
-pub(super) fn describe(object: &Value) -> String {
-    let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
-    let kind = text("/kind").unwrap_or("object");
-    let name = text("/metadata/name").or_else(|| text("/metadata/generateName"));
-    match (text("/metadata/namespace"), name) {
-        (Some(namespace), Some(name)) => format!("{kind} {namespace}/{name}"),
-        (None, Some(name)) => format!("{kind} {name}"),
-        (_, None) => kind.to_owned(),
+impl Object {
+    pub(super) fn of(value: &Value) -> Self {
+        let text = |pointer: &str| {
+            let text = value.pointer(pointer).and_then(Value::as_str);
+            text.map(|text| text::cut(text, LONGEST).into_owned())
+        };
+        Self {
+            kind: text("/kind"),
+            namespace: text("/metadata/namespace"),
+            name: text("/metadata/name").or_else(|| text("/metadata/generateName")),
+            path: String::new(),
+        }
+    }
+
+    fn field(&self, name: &str) -> Self {
+        let dot = if self.path.is_empty() { "" } else { "." };
+        self.at(&format!("{}{dot}{name}", self.path))
+    }
+
+    fn item(&self, index: usize) -> Self {
+        self.at(&format!("{}[{index}]", self.path))
+    }
+
+    fn at(&self, path: &str) -> Self {
+        Self {
+            path: text::cut(path, LONGEST).into_owned(),
+            ..self.clone()
+        }
     }
 }
 
-fn search(value: &Value, object: &str, path: &str, found: &mut Vec<Found>) {
+/// In words.
+impl fmt::Display for Object {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.kind.as_deref().unwrap_or("object"))?;
+        match (&self.namespace, &self.name) {
+            (Some(namespace), Some(name)) => write!(f, " {namespace}/{name}")?,
+            (None, Some(name)) => write!(f, " {name}")?,
+            (_, None) => {}
+        }
+        if !self.path.is_empty() {
+            write!(f, ", {}", self.path)?;
+        }
+        Ok(())
+    }
+}
+
+fn search<'d>(value: &'d Value, at: Place<'d>, object: &Object, found: &mut Vec<Found<'d>>) {
     match value {
         Value::Object(fields) => {
             // An item of a list is an object of its own.
-            let named = (fields.contains_key("kind") && fields.contains_key("apiVersion"))
-                .then(|| describe(value));
-            let (object, path) = named.as_deref().map_or((object, path), |name| (name, ""));
-            let place = if path.is_empty() {
-                object.to_owned()
+            let named = fields.contains_key("kind") && fields.contains_key("apiVersion");
+            let object = &if named {
+                Object::of(value)
             } else {
-                format!("{object}, {path}")
+                object.clone()
             };
-            if let Some(spec) = value
-                .get("spec")
-                .filter(|spec| spec["containers"].is_array())
-            {
-                found.push(Found::Pod(pod(place, value, spec)));
-                return;
+            let mut push = |what| {
+                let object = object.clone();
+                found.push(Found { object, at, what });
+            };
+            let spec = value.get("spec");
+            if let Some(spec) = spec.filter(|spec| spec["containers"].is_array()) {
+                return push(What::Pod(Pod::of(value, spec, at)));
             }
-            let ours = annotations(value).into_iter().flat_map(Map::keys);
-            for key in ours.filter(|key| policy::is_ours(key)) {
-                found.push(Found::Misplaced {
-                    place: place.clone(),
-                    key: key.clone(),
-                });
+            let keys = annotations(value).into_iter().flat_map(Map::keys);
+            let ours: Vec<_> = keys
+                .map(String::as_str)
+                .filter(|it| policy::is_ours(it))
+                .collect();
+            if !ours.is_empty() {
+                push(What::Misplaced(ours));
             }
             for (name, value) in fields {
-                let dot = if path.is_empty() { "" } else { "." };
-                search(value, object, &format!("{path}{dot}{name}"), found);
+                search(value, at.field(name), &object.field(name), found);
             }
         }
         Value::Array(items) => {
             for (index, item) in items.iter().enumerate() {
-                search(item, object, &format!("{path}[{index}]"), found);
+                search(item, at.item(index), &object.item(index), found);
             }
         }
         _ => {}
@@ -117,71 +158,71 @@ fn annotations(object: &Value) -> Option<&Map<String, Value>> {
     object.get("metadata")?.get("annotations")?.as_object()
 }
 
-fn pod(place: String, object: &Value, spec: &Value) -> Pod {
-    let mut problems = Vec::new();
-    let mut texts = BTreeMap::new();
-    for (key, value) in annotations(object).into_iter().flatten() {
-        if let Value::String(text) = value {
-            texts.insert(key.clone(), text.clone());
-        } else if policy::is_ours(key) {
-            problems.push(format!(
-                "{key} is not a string: the value of an annotation is text, write it after `|` or \
-                 in quotes"
-            ));
-        }
-    }
-    let of_pod = restart_policy(spec, "spec", &mut problems).unwrap_or(RestartPolicy::Always);
-    let mut containers = Vec::new();
-    for (field, init) in [("initContainers", true), ("containers", false)] {
-        for container in spec[field].as_array().into_iter().flatten() {
-            let name = container["name"].as_str().unwrap_or_default().to_owned();
-            let own = restart_policy(container, &format!("container {name}"), &mut problems);
-            let kind = match (init, own) {
-                (false, _) => Kind::Regular,
-                (true, Some(RestartPolicy::Always)) => Kind::Sidecar,
-                (true, _) => Kind::Init,
-            };
-            let rules = container.get("restartPolicyRules").cloned();
-            let restart_policy = own.unwrap_or(of_pod);
-            containers.push(Container {
-                name,
-                kind,
-                restart_policy,
-                rules,
-            });
-        }
-    }
-    let kind = place
-        .split([' ', ','])
-        .next()
-        .unwrap_or_default()
-        .to_owned();
-    Pod {
-        place,
-        kind,
-        annotations: texts,
-        containers,
-        problems,
-    }
-}
-
-fn restart_policy(
-    holder: &Value,
-    place: &str,
-    problems: &mut Vec<String>,
-) -> Option<RestartPolicy> {
-    match holder.get("restartPolicy")? {
-        Value::Null => None,
-        value => match value.as_str() {
-            Some("Always") => Some(RestartPolicy::Always),
-            Some("OnFailure") => Some(RestartPolicy::OnFailure),
-            Some("Never") => Some(RestartPolicy::Never),
-            _ => {
-                problems.push(format!(
-                    "{place}: restartPolicy is {value}, allowed are Always, OnFailure, Never"
-                ));
-                None
+impl<'d> Pod<'d> {
+    fn of(object: &'d Value, spec: &'d Value, at: Place<'d>) -> Self {
+        let mut pod = Self {
+            annotations: BTreeMap::new(),
+            restart_policy: RestartPolicy::Always,
+            containers: Vec::new(),
+            refused: Vec::new(),
+        };
+        for (key, value) in annotations(object).into_iter().flatten() {
+            if let Value::String(text) = value {
+                pod.annotations.insert(key, text);
+            } else if policy::is_ours(key) {
+                let why = format!(
+                    "{key} is not a string: the value of an annotation is text, write it after `|` or in quotes"
+                );
+                pod.refused.push((Cause::annotation(at, key), why));
             }
-        },
+        }
+        let at = at.field("spec");
+        if let Some(policy) = pod.restart_policy(spec, "spec", "spec", at) {
+            pod.restart_policy = policy;
+        }
+        for (field, init) in [("initContainers", true), ("containers", false)] {
+            let containers = spec[field].as_array().into_iter().flatten();
+            for (index, value) in containers.enumerate() {
+                let path = format!("spec.{field}[{index}]");
+                pod.add(value, init, path, at.field(field).item(index));
+            }
+        }
+        pod
+    }
+
+    fn add(&mut self, value: &'d Value, init: bool, path: String, at: Place<'d>) {
+        let name = value["name"].as_str().unwrap_or_default();
+        let restart_policy = self.restart_policy(value, &format!("container {name}"), &path, at);
+        let kind = match (init, restart_policy) {
+            (false, _) => ContainerKind::Regular,
+            (true, Some(RestartPolicy::Always)) => ContainerKind::Sidecar,
+            (true, _) => ContainerKind::Init,
+        };
+        self.containers.push(Container {
+            name,
+            kind,
+            restart_policy,
+            value,
+            path,
+            at,
+        });
+    }
+
+    fn restart_policy(
+        &mut self,
+        holder: &Value,
+        who: &str,
+        path: &str,
+        at: Place<'d>,
+    ) -> Option<RestartPolicy> {
+        let value = holder.get("restartPolicy").filter(|it| !it.is_null())?;
+        let policy = RestartPolicy::deserialize(value);
+        if policy.is_err() {
+            let cause = Cause::field(path, at, "restartPolicy");
+            let why =
+                format!("{who}: restartPolicy is {value}, allowed are Always, OnFailure, Never");
+            self.refused.push((cause, why));
+        }
+        policy.ok()
     }
 }

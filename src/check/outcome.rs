@@ -1,15 +1,39 @@
-//! Says in words what each exit of a container leads to.
+//! What each exit of a container leads to.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::RangeInclusive;
 
-use super::manifest::{Container, Kind, RestartPolicy};
-use crate::policy::{Action, Policy};
+use serde::Serialize;
+
+use super::manifest::{Container, Pod};
+use crate::kube::{ContainerKind, KubeletFeatures, RestartPolicy};
+use crate::policy::{self, Action, Policy, Rules};
+
+/// The rules of a pod, wherever they are written.
+pub(super) struct Rulings {
+    /// Those that Reprise acts on.
+    pub(super) policy: Policy,
+    /// Those of the spec, by container.
+    pub(super) spec: BTreeMap<String, Rules>,
+    /// The kubelet beside which they are read; `None`: one that acts on none, and nobody asks who does.
+    pub(super) kubelet: Option<KubeletFeatures>,
+}
+
+/// Who acts on a rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(super) enum Actor {
+    Reprise,
+    #[serde(rename = "kubelet")]
+    Kubelet,
+}
 
 /// What an exit leads to.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     /// A rule matches.
-    Rule(Action),
+    Rule(Action, Actor),
     /// An init container succeeded.
     Next,
     /// The restartPolicy starts the container again.
@@ -20,15 +44,167 @@ enum Outcome {
     Failed,
 }
 
-/// All codes that a container can exit with.
-const CODES: RangeInclusive<i32> = 0..=255;
+/// A container, and what each of its exits leads to.
+#[derive(Debug, Serialize)]
+pub(super) struct Outcomes {
+    name: String,
+    kind: &'static str,
+    exits: Vec<Exit>,
+}
 
-fn outcome(container: &Container, action: Option<Action>, code: i32) -> Outcome {
-    match (action, container.kind) {
+/// Exits that lead to the same.
+#[derive(Debug, Serialize)]
+struct Exit {
+    /// First and last of each run.
+    codes: Vec<(u8, u8)>,
+    /// That of the rule which matches, and else the `restartPolicy` says.
+    action: Option<&'static str>,
+    by: Option<Actor>,
+    #[serde(rename = "restartPolicy")]
+    restart_policy: Option<RestartPolicy>,
+    then: Cow<'static, str>,
+}
+
+/// All codes that a container can exit with.
+const CODES: RangeInclusive<u8> = 0..=255;
+
+impl Rulings {
+    /// What the rules say of exits of that container.
+    fn of(&self, container: &str) -> impl Fn(u8) -> Option<(Action, Actor)> {
+        let ours = self.policy.actions(container);
+        let theirs = self.kubelet.and_then(|_| self.spec.get(container));
+        let native = |action: &Action| policy::is_native(*action, self.kubelet);
+        move |code| {
+            let code = i32::from(code);
+            if let Some(action) = ours(code) {
+                return Some((action, Actor::Reprise));
+            }
+            let action = theirs?.action(code).filter(native)?;
+            Some((action, Actor::Kubelet))
+        }
+    }
+
+    /// A kubelet that knows the pod's policy alone goes by that, but for sidecars.
+    fn restart_policy(&self, container: &Container<'_>, pod: &Pod<'_>) -> RestartPolicy {
+        let knows_own = self.kubelet.is_none_or(|it| it.container_rules)
+            || container.kind == ContainerKind::Sidecar
+            || self.policy.goes_by_spec(container.name);
+        let own = container.restart_policy.filter(|_| knows_own);
+        own.unwrap_or(pod.restart_policy)
+    }
+
+    /// The container with every group of exits.
+    pub(super) fn outcomes(&self, container: &Container<'_>, pod: &Pod<'_>) -> Outcomes {
+        let restart_policy = self.restart_policy(container, pod);
+        let rule = self.of(container.name);
+        let mut groups: Vec<(Outcome, Vec<u8>)> = Vec::new();
+        for code in CODES {
+            let outcome = outcome(container.kind, restart_policy, rule(code), code);
+            match groups.iter_mut().find(|(known, _)| *known == outcome) {
+                Some((_, codes)) => codes.push(code),
+                None => groups.push((outcome, vec![code])),
+            }
+        }
+        // What rules say comes first; the largest group comes last, as "any other exit".
+        let by_policy = |outcome: &Outcome| !matches!(outcome, Outcome::Rule(..));
+        groups.sort_by_key(|(outcome, codes)| (codes.len(), by_policy(outcome)));
+        let largest = groups.len() - 1;
+        groups[..largest].sort_by_key(|(outcome, _)| by_policy(outcome));
+        let exits = groups.iter().map(|(outcome, codes)| {
+            let (action, by) = match outcome {
+                Outcome::Rule(action, by) => (Some(action.name()), self.kubelet.map(|_| *by)),
+                _ => (None, None),
+            };
+            Exit {
+                codes: runs(codes),
+                action,
+                by,
+                restart_policy: (by_policy(outcome) && *outcome != Outcome::Next)
+                    .then_some(restart_policy),
+                then: self.words(*outcome, container.kind),
+            }
+        });
+        Outcomes {
+            name: container.name.to_owned(),
+            kind: match container.kind {
+                ContainerKind::Init => "init",
+                ContainerKind::Sidecar => "sidecar",
+                ContainerKind::Regular => "regular",
+            },
+            exits: exits.collect(),
+        }
+    }
+
+    fn words(&self, outcome: Outcome, kind: ContainerKind) -> Cow<'static, str> {
+        Cow::Borrowed(match (outcome, kind) {
+            (Outcome::Rule(Action::Restart, _), _) => "restart this container",
+            (Outcome::Rule(Action::RestartAllContainers, _), _) => {
+                "restart all containers in place"
+            }
+            (Outcome::Rule(Action::RestartPod, _), _) => match self.policy.options().grace_period {
+                Some(period) => {
+                    let period = period.as_secs();
+                    return Cow::Owned(format!(
+                        "restart all containers in place, with {period} s to stop"
+                    ));
+                }
+                None => "restart all containers in place, with the pod's grace period to stop",
+            },
+            (Outcome::Next, _) => "the next container starts",
+            (Outcome::Again, _) => "the kubelet restarts it",
+            (Outcome::Done, _) => "it is done",
+            (Outcome::Failed, ContainerKind::Init) => "the pod fails",
+            (Outcome::Failed, _) => "the pod fails once all containers have ended",
+        })
+    }
+
+    /// What is allowed but hardly meant.
+    pub(super) fn warnings(&self, container: &Container<'_>) -> Vec<String> {
+        let name = container.name;
+        let mut warnings = Vec::new();
+        let success = self.of(name)(0);
+        if container.kind == ContainerKind::Init && success.is_some_and(|(it, _)| is_whole(it)) {
+            warnings.push(format!(
+                "success (0) of the init container {name} restarts the pod, so that it never gets beyond; list 0 in a \
+                 NotIn rule"
+            ));
+        }
+        let killed = self.policy.kills_that_restart(name);
+        let killed: Vec<_> = killed.iter().map(ToString::to_string).collect();
+        if !killed.is_empty() {
+            warnings.push(format!(
+                "{name} restarts the pod with exit {}, which it also ends with when somebody else kills it (SIGKILL: 137, \
+                 SIGTERM: 143): list that in a NotIn rule",
+                killed.join(" or ")
+            ));
+        }
+        warnings
+    }
+
+    /// Whether Reprise restarts the whole pod for any exit of that container.
+    pub(super) fn restarts_pod(&self, container: &Container<'_>) -> bool {
+        let action = self.policy.actions(container.name);
+        CODES
+            .filter_map(|code| action(i32::from(code)))
+            .any(is_whole)
+    }
+}
+
+fn is_whole(action: Action) -> bool {
+    matches!(action, Action::RestartAllContainers | Action::RestartPod)
+}
+
+fn outcome(
+    kind: ContainerKind,
+    restart_policy: RestartPolicy,
+    rule: Option<(Action, Actor)>,
+    code: u8,
+) -> Outcome {
+    match (rule, kind) {
         // KEP-5307: rules repeat an init container "until it succeeds".
-        (Some(Action::Restart) | None, Kind::Init) if code == 0 => Outcome::Next,
-        (Some(action), _) => Outcome::Rule(action),
-        (None, _) => match container.restart_policy {
+        (Some((Action::Restart, _)) | None, ContainerKind::Init) if code == 0 => Outcome::Next,
+        (Some((action, by)), _) => Outcome::Rule(action, by),
+        (None, _) => match restart_policy {
             RestartPolicy::Always => Outcome::Again,
             RestartPolicy::OnFailure if code != 0 => Outcome::Again,
             RestartPolicy::Never if code != 0 => Outcome::Failed,
@@ -37,98 +213,54 @@ fn outcome(container: &Container, action: Option<Action>, code: i32) -> Outcome 
     }
 }
 
-/// One line: the container, and every group of exit codes with what it leads to.
-pub(super) fn sentence(container: &Container, policy: &Policy) -> String {
-    let mut groups: Vec<(Outcome, Vec<i32>)> = Vec::new();
-    let action = policy.actions(&container.name);
-    for code in CODES {
-        let outcome = outcome(container, action(code), code);
-        match groups.iter_mut().find(|(known, _)| *known == outcome) {
-            Some((_, codes)) => codes.push(code),
-            None => groups.push((outcome, vec![code])),
-        }
-    }
-    // What rules say comes first; the largest group comes last, as "any other exit".
-    groups.sort_by_key(|(outcome, codes)| (codes.len(), !matches!(outcome, Outcome::Rule(_))));
-    let largest = groups.len() - 1;
-    groups[..largest].sort_by_key(|(outcome, _)| !matches!(outcome, Outcome::Rule(_)));
-    let parts: Vec<_> = groups
-        .iter()
-        .enumerate()
-        .map(|(index, (outcome, codes))| {
-            let exits = match (index == largest, largest) {
-                (true, 0) => "any exit".to_owned(),
-                (true, _) => "any other exit".to_owned(),
-                (false, _) => format!("exit {}", ranges(codes)),
-            };
-            format!("{exits} → {}", words(*outcome, container, policy))
-        })
-        .collect();
-    let kind = match container.kind {
-        Kind::Init => "init",
-        Kind::Sidecar => "sidecar",
-        Kind::Regular => "regular",
-    };
-    format!("{} ({kind}): {}", container.name, parts.join("; "))
+fn runs(codes: &[u8]) -> Vec<(u8, u8)> {
+    let runs = codes.chunk_by(|a, b| a + 1 == *b);
+    runs.filter_map(|run| Some((*run.first()?, *run.last()?)))
+        .collect()
 }
 
-/// What is allowed but hardly meant.
-pub(super) fn warnings(container: &Container, policy: &Policy) -> Vec<String> {
-    let (name, action) = (&container.name, policy.actions(&container.name));
-    let restarts = |code| {
-        let outcome = outcome(container, action(code), code);
-        let whole = [Action::RestartAllContainers, Action::RestartPod];
-        whole.map(Outcome::Rule).contains(&outcome)
-    };
-    let mut warnings = Vec::new();
-    if container.kind == Kind::Init && restarts(0) {
-        warnings.push(format!(
-            "success (0) of the init container {name} restarts the pod, so that it never gets beyond; \
-             list 0 in a NotIn rule"
-        ));
-    }
-    let killed = policy.kills_that_restart(name);
-    let killed: Vec<_> = killed.iter().map(ToString::to_string).collect();
-    if !killed.is_empty() {
-        warnings.push(format!(
-            "{name} restarts the pod with exit {}, which it also ends with when somebody else kills it (SIGKILL: 137, \
-             SIGTERM: 143): list that in a NotIn rule",
-            killed.join(" or ")
-        ));
-    }
-    warnings
-}
-
-fn words(outcome: Outcome, container: &Container, policy: &Policy) -> String {
-    let by_policy = |what: &str| format!("restartPolicy {:?}: {what}", container.restart_policy);
-    match (outcome, container.kind) {
-        (Outcome::Rule(Action::Restart), _) => "restart this container".to_owned(),
-        (Outcome::Rule(Action::RestartAllContainers), _) => {
-            "restart all containers in place".to_owned()
-        }
-        (Outcome::Rule(Action::RestartPod), _) => match policy.options().grace_period {
-            Some(period) => format!(
-                "restart all containers in place, with {} s to stop",
-                period.as_secs()
-            ),
-            None => {
-                "restart all containers in place, with the pod's grace period to stop".to_owned()
+/// On one line: `1, 3-5 → …`.
+impl fmt::Display for Outcomes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({}): ", self.name, self.kind)?;
+        let largest = self.exits.len().saturating_sub(1);
+        for (index, exit) in self.exits.iter().enumerate() {
+            match (index == largest, largest) {
+                (true, 0) => f.write_str("any exit")?,
+                (true, _) => f.write_str("; any other exit")?,
+                (false, _) => {
+                    let semicolon = if index == 0 { "" } else { "; " };
+                    write!(f, "{semicolon}exit {}", ranges(&exit.codes))?;
+                }
             }
-        },
-        (Outcome::Next, _) => "the next container starts".to_owned(),
-        (Outcome::Again, _) => by_policy("the kubelet restarts it"),
-        (Outcome::Done, _) => by_policy("it is done"),
-        (Outcome::Failed, Kind::Init) => by_policy("the pod fails"),
-        (Outcome::Failed, _) => by_policy("the pod fails once all containers have ended"),
+            write!(f, " → {exit}")?;
+        }
+        Ok(())
     }
 }
 
-/// Sorted codes with runs shortened: `1, 3-5`.
-fn ranges(codes: &[i32]) -> String {
-    let runs = codes.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
-        [one] => one.to_string(),
-        [first, .., last] => format!("{first}-{last}"),
-        [] => String::new(),
+/// What they lead to.
+impl fmt::Display for Exit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(policy) = self.restart_policy {
+            write!(f, "restartPolicy {policy:?}: ")?;
+        }
+        f.write_str(&self.then)?;
+        match self.by {
+            Some(Actor::Reprise) => f.write_str(", by Reprise"),
+            Some(Actor::Kubelet) => f.write_str(", by the kubelet"),
+            None => Ok(()),
+        }
+    }
+}
+
+fn ranges(codes: &[(u8, u8)]) -> String {
+    let ranges = codes.iter().map(|(first, last)| {
+        if first == last {
+            first.to_string()
+        } else {
+            format!("{first}-{last}")
+        }
     });
-    runs.collect::<Vec<_>>().join(", ")
+    ranges.collect::<Vec<_>>().join(", ")
 }

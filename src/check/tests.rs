@@ -2,13 +2,28 @@
 
 use super::*;
 
-fn check(text: &str) -> (String, usize) {
-    let report = examine("f", text);
-    (report.text, report.problems)
+/// What is said, and how many errors are among it.
+pub(super) fn check(text: &str) -> (String, usize) {
+    said(text, None)
+}
+
+pub(super) fn check_beside(kubelet: &str, text: &str) -> (String, usize) {
+    said(text, Some(KubeletFeatures::of_version(kubelet).unwrap()))
+}
+
+fn said(text: &str, kubelet: Option<KubeletFeatures>) -> (String, usize) {
+    let findings = examine("f", Ok(text.to_owned()), kubelet);
+    let mut said = Vec::new();
+    report::write_text(&findings, &mut said).unwrap();
+    let said = String::from_utf8(said).unwrap();
+    let errors = said.matches(": error: ").count();
+    let all_well = findings.iter().all(Finding::is_well);
+    assert_eq!(all_well, errors == 0, "{said}");
+    (said, errors)
 }
 
 /// A pod with an init container, a sidecar and a regular container.
-fn pod(annotations: &str) -> String {
+pub(super) fn pod(annotations: &str) -> String {
     format!(
         "
 apiVersion: v1
@@ -29,6 +44,21 @@ spec:
     )
 }
 
+/// A pod whose spec has rules for one of its containers.
+pub(super) const RULES_IN_SPEC: &str = "
+kind: Pod
+metadata: {name: p}
+spec:
+  containers:
+  - name: a
+    restartPolicy: Never
+    restartPolicyRules:
+    - {action: Restart, exitCodes: {operator: In, values: [7]}}
+    - {action: RestartAllContainers, exitCodes: {operator: In, values: [42]}}
+  - name: b
+    restartPolicy: OnFailure
+";
+
 #[test]
 fn every_exit_of_every_container_is_explained() {
     let rules =
@@ -38,7 +68,7 @@ fn every_exit_of_every_container_is_explained() {
     assert_eq!(
         text,
         "\
-f: Pod ml/run
+f:2: Pod ml/run
   setup (init): exit 42, 50-52 → restart all containers in place; exit 0 → the next container starts; any other exit → restartPolicy Never: the pod fails
   proxy (sidecar): exit 42, 50-52 → restart all containers in place; any other exit → restartPolicy Always: the kubelet restarts it
   trainer (regular): exit 42, 50-52 → restart all containers in place; exit 0 → restartPolicy Never: it is done; any other exit → restartPolicy Never: the pod fails once all containers have ended
@@ -73,9 +103,9 @@ fn every_problem_is_said() {
     assert_eq!(
         text,
         "\
-f: Pod ml/run
-  problem: restart-rule.reprise.dev is no annotation of Reprise: see restart-rules.reprise.dev, restart-options.reprise.dev, failure-policy.reprise.dev
-  problem: restart-rules.reprise.dev: rule 1: exitCodes is missing
+f:2: Pod ml/run
+  f:7: error: restart-rule.reprise.dev is no annotation of Reprise: see restart-rules.reprise.dev, restart-options.reprise.dev, failure-policy.reprise.dev
+  f:7: error: restart-rules.reprise.dev: rule 1: exitCodes is missing
 "
     );
     assert_eq!(problems, 2);
@@ -89,7 +119,7 @@ fn a_failure_policy_is_explained() {
     assert!(text.contains(expected), "{text}");
     // Nobody would make a new one.
     assert!(
-        text.contains("warning: a pod without a controller"),
+        text.contains("f:7: warning: a pod without a controller"),
         "{text}"
     );
     assert_eq!(problems, 0);
@@ -107,14 +137,19 @@ spec:
         text.contains("than the node allows (7") && !text.contains("warning"),
         "{text}"
     );
-    let daemon = check(&template.replace("Deployment", "DaemonSet")).0;
-    assert!(daemon.contains("warning: pods of a DaemonSet"), "{daemon}");
+    for (kind, expected) in [
+        ("DaemonSet", "f:7: warning: pods of a DaemonSet"),
+        ("JobSet", "f:7: warning: pods of a Job"),
+    ] {
+        let text = check(&template.replace("Deployment", kind)).0;
+        assert!(text.contains(expected), "{text}");
+    }
     assert_eq!(problems, 0);
     let (text, _) = check(&pod("{failure-policy.reprise.dev: 'action: None'}"));
     assert!(text.contains("the pod stays"), "{text}");
     let (text, problems) = check(&pod("{failure-policy.reprise.dev: 'action: Delete'}"));
     assert!(
-        text.contains("problem: failure-policy.reprise.dev: action is"),
+        text.contains("f:7: error: failure-policy.reprise.dev: action is"),
         "{text}"
     );
     assert_eq!(problems, 1);
@@ -136,7 +171,7 @@ fn a_container_that_is_not_in_the_pod_is_a_problem() {
 fn an_annotation_that_is_not_text_is_a_problem() {
     let (text, problems) = check(&pod("{restart-rules.reprise.dev: []}"));
     assert!(
-        text.contains("problem: restart-rules.reprise.dev is not a string"),
+        text.contains("f:7: error: restart-rules.reprise.dev is not a string"),
         "{text}"
     );
     assert_eq!(problems, 1);
@@ -148,7 +183,7 @@ fn an_init_container_whose_success_restarts_the_pod_is_worth_a_warning() {
         "'[{action: RestartAllContainers, exitCodes: {operator: NotIn, values: [1, 137, 143]}}]'";
     let (text, problems) = check(&pod(&format!("{{restart-rules.reprise.dev: {rules}}}")));
     assert!(
-        text.contains("  warning: success (0) of the init container setup"),
+        text.contains("  f:7: warning: success (0) of the init container setup"),
         "{text}"
     );
     assert_eq!((text.matches("warning").count(), problems), (1, 0));
@@ -168,8 +203,8 @@ fn a_restart_by_what_somebody_elses_kill_ends_with_is_worth_a_warning() {
             "{{restart-rules.reprise.dev/container.trainer: {rules}}}"
         )));
         let mut warnings = text.lines().filter(|line| line.contains("warning"));
-        let said =
-            warned.map(|codes| format!("  warning: trainer restarts the pod with exit {codes},"));
+        let said = warned
+            .map(|codes| format!("  f:7: warning: trainer restarts the pod with exit {codes},"));
         assert_eq!(
             (warnings.clone().count(), problems),
             (warned.iter().count(), 0),
@@ -218,18 +253,38 @@ spec:
 ---
 kind: ConfigMap
 metadata: {name: cm}
+---
+apiVersion: leaderworkerset.x-k8s.io/v1
+kind: LeaderWorkerSet
+metadata: {name: lws}
+spec:
+  leaderWorkerTemplate:
+    leaderTemplate: {spec: {containers: [{name: a}]}}
+    workerTemplate: {spec: {containers: [{name: a}]}}
+---
+apiVersion: v1
+kind: PodTemplate
+metadata: {name: pt}
+template: {spec: {containers: [{name: a}]}}
 "#;
     let (text, problems) = check(text);
     assert_eq!(
         text,
         "\
-f: JobSet js, spec.replicatedJobs[0].template.spec.template
+f:8: JobSet js, spec.replicatedJobs[0].template.spec.template
   no restart rules: Reprise leaves this pod alone
-f: CronJob cj, spec.jobTemplate.spec.template
+f:12: CronJob cj, spec.jobTemplate.spec.template
   no restart rules: Reprise leaves this pod alone
-f: Pod p
+f:13: Pod p
   no restart rules: Reprise leaves this pod alone
-f: ConfigMap cm: no pod in it
+f:16: ConfigMap cm
+  no pod in it
+f:24: LeaderWorkerSet lws, spec.leaderWorkerTemplate.leaderTemplate
+  no restart rules: Reprise leaves this pod alone
+f:25: LeaderWorkerSet lws, spec.leaderWorkerTemplate.workerTemplate
+  no restart rules: Reprise leaves this pod alone
+f:30: PodTemplate pt, template
+  no restart rules: Reprise leaves this pod alone
 "
     );
     assert_eq!(problems, 0);
@@ -245,7 +300,7 @@ spec: {template: {spec: {containers: [{name: a}]}}}
 ";
     let (text, problems) = check(text);
     let expected =
-        "f: Deployment d\n  problem: restart-rules.reprise.dev has no effect here: it belongs";
+        "f:2: Deployment d\n  f:4: error: restart-rules.reprise.dev has no effect here: it belongs";
     assert!(text.starts_with(expected), "{text}");
     assert_eq!(problems, 1);
 }
@@ -271,7 +326,7 @@ spec:
 #[test]
 fn what_is_no_yaml_is_a_problem() {
     let (text, problems) = check("a: [");
-    assert!(text.starts_with("f: problem: "), "{text}");
+    assert!(text.starts_with("f:1: error: "), "{text}");
     assert_eq!((problems, text.lines().count()), (1, 1));
     assert_eq!(check("").0, "f: nothing in it\n");
 }
@@ -281,7 +336,7 @@ fn nothing_in_a_manifest_reaches_the_terminal_as_it_is() {
     let manifest = pod("{}").replace("name: run", "name: \"run\\e[2J\\nf: all is well\"");
     let (text, _) = check(&manifest);
     assert!(
-        text.starts_with("f: Pod ml/run\\u{1b}[2J\\nf: all is well\n"),
+        text.starts_with("f:2: Pod ml/run\\u{1b}[2J\\nf: all is well\n"),
         "{text}"
     );
 }

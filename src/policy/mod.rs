@@ -222,12 +222,7 @@ impl Policy {
     }
 
     fn is_native(&self, action: Action) -> bool {
-        match action {
-            Action::Restart => self.native.is_none_or(|it| it.container_rules),
-            Action::RestartAllContainers => self.native.is_none_or(|it| it.restart_all),
-            // No kubelet has it: it is of a draft.
-            Action::RestartPod => false,
-        }
+        is_native(action, self.native)
     }
 
     /// Fails if an annotation names a container that is not among `names`, all containers and init
@@ -281,6 +276,20 @@ impl Policy {
         }
     }
 
+    /// The annotation whose rules are those of `container`, an empty list among them. `None`: its spec's are.
+    pub(crate) fn annotation_for(&self, container: &str) -> Option<String> {
+        let written = &self.written;
+        let place = if written.own.contains_key(container) {
+            format!("/container.{container}")
+        } else if written.mapped.contains_key(container) || written.pod.is_some() {
+            "/pod".to_owned()
+        } else {
+            written.plain.as_ref()?;
+            String::new()
+        };
+        Some(format!("{RULES_KEY}{place}"))
+    }
+
     /// Whether the rules of the container's spec are used, so that its own restart policy stands behind them, and by nobody
     /// else.
     #[must_use]
@@ -315,6 +324,16 @@ impl Policy {
     #[must_use]
     pub fn options(&self) -> &Options {
         &self.written.options
+    }
+}
+
+/// Whether the kubelet acts by itself on rules of a spec that ask for this. `None`: nobody knows what it does.
+pub(crate) fn is_native(action: Action, kubelet: Option<KubeletFeatures>) -> bool {
+    match action {
+        Action::Restart => kubelet.is_none_or(|it| it.container_rules),
+        Action::RestartAllContainers => kubelet.is_none_or(|it| it.restart_all),
+        // No kubelet has it: it is of a draft.
+        Action::RestartPod => false,
     }
 }
 

@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::MOST_BYTES;
 use crate::ids::ContainerName;
-use crate::kube::{ContainerKind, PodSpec, StartDuty};
+use crate::kube::{ContainerKind, ContainerSpec, PodSpec, StartDuty};
 use crate::plan::{Member, start_at_once};
 use crate::policy::Start;
 use crate::text;
@@ -132,30 +132,13 @@ pub fn blocker(
     let Some(spec) = spec else {
         return Some(ReplayBlocker::NoSpec);
     };
-    if members.len() > MOST_CONTAINERS {
-        return Some(ReplayBlocker::Many(members.len()));
+    if let Some(many) = many(members.len()) {
+        return Some(many);
     }
     let in_order = !start_at_once(members.iter().copied());
     let duty = |member: &Member| {
         let container = spec.container(&member.name)?;
-        let hook = container.lifecycle.post_start.as_ref();
-        if hook.is_some_and(|hook| !hook.is_run_anywhere()) {
-            return Some(ReplayBlocker::PostStart(member.name.clone()));
-        }
-        let asked = |it: &&String| !devices.iter().any(|devices| devices.have(it));
-        if let Some(device) = container.devices.iter().find(asked) {
-            return Some(ReplayBlocker::Device(member.name.clone(), device.clone()));
-        }
-        let duty = container.duties.iter().find(|duty| match duty {
-            // If the kubelet relists between its creation and its start, the probe counts as failed and the
-            // container is killed (`doProbe`, `pkg/kubelet/prober/worker.go`).
-            StartDuty::StartupProbe | StartDuty::LivenessProbe => true,
-            // Whoever asks for it knows.
-            StartDuty::ImagePull | StartDuty::Environment | StartDuty::SubPath => {
-                start == Start::Auto
-            }
-        })?;
-        Some(ReplayBlocker::Duty(member.name.clone(), *duty))
+        blockers_of(container, start, devices).next()
     };
     // A pod that was still initialising is replayed as far as there are containers.
     let there = |member: &&Member| member.old.is_some();
@@ -176,6 +159,35 @@ pub fn blocker(
         }
         Some(_) => duty(member),
     })
+}
+
+/// The same for a pod of so many containers.
+pub(crate) fn many(containers: usize) -> Option<ReplayBlocker> {
+    (containers > MOST_CONTAINERS).then_some(ReplayBlocker::Many(containers))
+}
+
+/// What of a container's spec is in the way of a replay.
+pub(crate) fn blockers_of(
+    container: &ContainerSpec,
+    start: Start,
+    devices: &[Devices],
+) -> impl Iterator<Item = ReplayBlocker> {
+    let name = &container.name;
+    let hook = container.lifecycle.post_start.as_ref();
+    let hook = hook.filter(|hook| !hook.is_run_anywhere());
+    let asked = |it: &&String| !devices.iter().any(|devices| devices.have(it));
+    let device = container.devices.iter().filter(move |it| asked(it));
+    let duties = container.duties.iter().filter(move |duty| match duty {
+        // If the kubelet relists between its creation and its start, the probe counts as failed and the
+        // container is killed (`doProbe`, `pkg/kubelet/prober/worker.go`).
+        StartDuty::StartupProbe | StartDuty::LivenessProbe => true,
+        // Whoever asks for it knows.
+        StartDuty::ImagePull | StartDuty::Environment | StartDuty::SubPath => start == Start::Auto,
+    });
+    let hook = hook.map(|_| ReplayBlocker::PostStart(name.clone()));
+    let device = device.map(|device| ReplayBlocker::Device(name.clone(), device.clone()));
+    let duties = duties.map(|duty| ReplayBlocker::Duty(name.clone(), *duty));
+    hook.into_iter().chain(device).chain(duties)
 }
 
 /// Extended resources whose device plugins are not asked before a container starts: `example.com/gpu`, or all of a

@@ -11,6 +11,7 @@ pub use attempt::{
     Attempt, Room, complete, has_image, have_their_cpus, images, inits_are_quick, log_link,
 };
 pub use blocker::{Devices, ReplayBlocker, blocker};
+pub(crate) use blocker::{blockers_of, many};
 pub(crate) use requests::Requests;
 
 /// Until they are made, configurations take up to ten times as much memory as they have bytes.

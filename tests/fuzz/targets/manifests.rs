@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use reprise::check;
+use reprise::check::{self, CheckArgs, Output};
 use reprise::ids::{PodIdentity, PodKey};
 use reprise::kube::StaticPods;
 
@@ -27,5 +27,10 @@ pub(super) fn find(input: &[u8]) {
 
 pub(super) fn check(input: &[u8]) {
     let mut said = Vec::new();
-    let _ = check::run(&[PathBuf::from("-")], input, &mut said);
+    let args = CheckArgs {
+        files: vec![PathBuf::from("-")],
+        kubelet: None,
+        output: Output::Text,
+    };
+    let _ = check::run(&args, input, &mut said);
 }
