@@ -1,11 +1,17 @@
 //! Finding the API server.
 
+use std::env;
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::slice;
 
 use kube::Client;
-use kube::config::{Config, InClusterError, KubeConfigOptions, KubeconfigError};
+use kube::client::AuthError;
+use kube::config::{
+    AuthInfo, Config, InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError,
+};
 use serde_json::Value;
 
 use crate::yaml::{self, YamlError};
@@ -13,11 +19,11 @@ use crate::yaml::{self, YamlError};
 /// Why the API server cannot be used at all. One that is away is no error: it is waited for.
 #[derive(Debug, thiserror::Error)]
 pub enum KubeError {
-    /// The kubeconfig cannot be read.
-    #[error("cannot use kubeconfig {path}: {source}; see --kubeconfig")]
+    /// The kubeconfig cannot be used.
+    #[error("cannot use kubeconfig {files}: {source}; see --kubeconfig")]
     Kubeconfig {
-        /// The file.
-        path: PathBuf,
+        /// The file, or the files that make it up.
+        files: String,
         /// What is wrong with it.
         source: KubeconfigFault,
     },
@@ -26,6 +32,27 @@ pub enum KubeError {
         "cannot use the in-cluster configuration: {0}; mount a service account token or give --kubeconfig"
     )]
     InCluster(Box<InClusterError>),
+    /// Neither a kubeconfig nor a pod's service account says where the API server is.
+    #[error("there is no kubeconfig: give --kubeconfig, set KUBECONFIG, or write ~/.kube/config")]
+    Nowhere,
+    /// The command that the kubeconfig names to log in cannot be run, or has failed.
+    #[error("cannot log in with {command}, as the kubeconfig says: {why}")]
+    Login {
+        /// The command.
+        command: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Another way to log in.
+    #[error(
+        "cannot log in: auth-provider {0} of the kubeconfig is not supported, only exec, tokens and certificates are"
+    )]
+    AuthProvider(String),
+    /// A way through somebody else.
+    #[error(
+        "the API server is behind the proxy {0}, says the kubeconfig (proxy-url) or HTTPS_PROXY, and proxies are not supported"
+    )]
+    Proxy(String),
     /// The client cannot be set up, for one because a certificate is malformed.
     #[error("cannot set up the API client: {0}")]
     Client(Box<kube::Error>),
@@ -43,9 +70,9 @@ pub enum KubeconfigFault {
     /// It has something else where it should have this or that.
     #[error(transparent)]
     Shape(#[from] serde_json::Error),
-    /// It names what is not there.
+    /// It names what is not there, or does not go together.
     #[error(transparent)]
-    Use(Box<KubeconfigError>),
+    Use(#[from] Box<KubeconfigError>),
 }
 
 /// A client from `kubeconfig`, else from the pod that this process runs in, else none.
@@ -63,12 +90,7 @@ pub(crate) async fn connect_once(kubeconfig: Option<&Path>) -> Result<Option<Cli
 
 async fn client(kubeconfig: Option<&Path>, retries: bool) -> Result<Option<Client>, KubeError> {
     let mut config = match kubeconfig {
-        Some(path) => from_file(path)
-            .await
-            .map_err(|source| KubeError::Kubeconfig {
-                path: path.to_owned(),
-                source,
-            })?,
+        Some(path) => from_files(slice::from_ref(&path.to_owned()), None).await?,
         None => match Config::incluster() {
             Ok(config) => config,
             // Not in a pod.
@@ -77,17 +99,113 @@ async fn client(kubeconfig: Option<&Path>, retries: bool) -> Result<Option<Clien
         },
     };
     config.default_retry = retries;
-    let client = Client::try_from(config).map_err(|error| KubeError::Client(Box::new(error)))?;
-    Ok(Some(client))
+    Ok(Some(set_up(config)?))
+}
+
+/// A client of the user who calls, as kubectl finds it: from `kubeconfig`, else the files of $KUBECONFIG, else ~/.kube/config,
+/// else the pod that this process runs in. `context`: another one than the current.
+///
+/// A command that the kubeconfig names to log in is run here, and may ask the user.
+pub(crate) async fn connect_as_user(
+    kubeconfig: Option<&Path>,
+    context: Option<&str>,
+) -> Result<Client, KubeError> {
+    let files = match kubeconfig {
+        Some(path) => vec![path.to_owned()],
+        None => {
+            let mut files = usual_files(
+                env::var_os("KUBECONFIG").as_deref(),
+                env::var_os("HOME").as_deref(),
+            );
+            files.retain(|path| path.exists());
+            files
+        }
+    };
+    if files.is_empty() {
+        return connect(None).await?.ok_or(KubeError::Nowhere);
+    }
+    set_up(from_files(&files, context).await?)
+}
+
+/// Where kubeconfigs are that nobody named (`NewDefaultClientConfigLoadingRules`, client-go `tools/clientcmd/loader.go`).
+fn usual_files(kubeconfig: Option<&OsStr>, home: Option<&OsStr>) -> Vec<PathBuf> {
+    match kubeconfig.filter(|text| !text.is_empty()) {
+        Some(list) => env::split_paths(list)
+            .filter(|path| !path.as_os_str().is_empty())
+            .collect(),
+        None => home
+            .map(|home| Path::new(home).join(".kube/config"))
+            .into_iter()
+            .collect(),
+    }
+}
+
+/// The configuration of a context, of the current one by default. Of what several files name, the first counts.
+async fn from_files(files: &[PathBuf], context: Option<&str>) -> Result<Config, KubeError> {
+    let mut all = Kubeconfig::default();
+    for path in files {
+        let merged = read(path).and_then(|next| Ok(all.merge(next).map_err(Box::new)?));
+        all = merged.map_err(|source| KubeError::Kubeconfig {
+            files: path.display().to_string(),
+            source,
+        })?;
+    }
+    let options = KubeConfigOptions {
+        context: context.map(str::to_owned),
+        ..KubeConfigOptions::default()
+    };
+    let config = Config::from_custom_kubeconfig(all, &options).await;
+    config.map_err(|error| KubeError::Kubeconfig {
+        files: listed(files),
+        source: Box::new(error).into(),
+    })
+}
+
+fn listed(files: &[PathBuf]) -> String {
+    let files: Vec<_> = files.iter().map(|it| it.display().to_string()).collect();
+    files.join(", ")
+}
+
+fn set_up(config: Config) -> Result<Client, KubeError> {
+    if let Some(proxy) = &config.proxy_url {
+        // Its user and password are nobody's business.
+        let host = proxy.host().unwrap_or_default();
+        return Err(KubeError::Proxy(host.to_owned()));
+    }
+    let login = config.auth_info.clone();
+    Client::try_from(config).map_err(|error| explained(error, login))
+}
+
+/// `kube` shows all that a command has printed that was to log in: secrets, for all it knows.
+fn explained(error: kube::Error, login: AuthInfo) -> KubeError {
+    let kube::Error::Auth(fault) = &error else {
+        return KubeError::Client(Box::new(error));
+    };
+    if let Some(provider) = login.auth_provider {
+        return KubeError::AuthProvider(provider.name);
+    }
+    let Some(exec) = login.exec else {
+        return KubeError::Client(Box::new(error));
+    };
+    let why = match fault {
+        AuthError::AuthExecRun { out, .. } => format!("it failed ({})", out.status),
+        AuthError::AuthExecStart(error) => match exec.install_hint {
+            Some(hint) => format!("{error}; {}", hint.trim()),
+            None => error.to_string(),
+        },
+        other => other.to_string(),
+    };
+    KubeError::Login {
+        command: exec.command.unwrap_or_default(),
+        why,
+    }
 }
 
 /// As `Kubeconfig::read_from`, which makes two thirds of a MiB of code of its types for YAML alone.
-async fn from_file(path: &Path) -> Result<Config, KubeconfigFault> {
+fn read(path: &Path) -> Result<Kubeconfig, KubeconfigFault> {
     let mut kubeconfig: Value = yaml::document(&fs::read_to_string(path)?)?;
     resolve(&mut kubeconfig, path.parent().unwrap_or(path));
-    let kubeconfig = serde_json::from_value(kubeconfig)?;
-    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
-    config.map_err(|error| KubeconfigFault::Use(Box::new(error)))
+    Ok(serde_json::from_value(kubeconfig)?)
 }
 
 /// Files that a kubeconfig names are beside it (`ResolveLocalPaths`, client-go `tools/clientcmd/loader.go`).
@@ -136,7 +254,7 @@ contexts: [{name: here, context: {cluster: c, user: u}}]
 users: [{name: u, user: {tokenFile: token}}]
 ";
         fs::write(&path, text.replace(", certificate-authority: CA", "")).unwrap();
-        let config = from_file(&path).await.unwrap();
+        let config = from_files(slice::from_ref(&path), None).await.unwrap();
         assert_eq!(config.cluster_url.to_string(), "https://127.0.0.1:6443/");
         for (command, found) in [
             ("./auth", dir.path().join("./auth")),
@@ -157,8 +275,88 @@ users: [{name: u, user: {tokenFile: token}}]
             ("current-context: here".to_owned(), "here".to_owned()),
         ] {
             fs::write(&path, &bad).unwrap();
-            let error = format!("{:?}", from_file(&path).await.unwrap_err());
+            let error = format!(
+                "{:?}",
+                from_files(slice::from_ref(&path), None).await.unwrap_err()
+            );
             assert!(error.contains(&word), "{bad}: {error}");
         }
+    }
+    #[test]
+    fn kubeconfigs_are_where_kubectl_looks_for_them() {
+        let files = |kubeconfig: Option<&str>, home: Option<&str>| {
+            usual_files(kubeconfig.map(OsStr::new), home.map(OsStr::new))
+        };
+        let home = Some("/home/me");
+        assert_eq!(files(None, home), [Path::new("/home/me/.kube/config")]);
+        assert_eq!(files(Some(""), home), files(None, home));
+        assert_eq!(files(Some("/a::/b"), home), ["/a", "/b"].map(Path::new));
+        assert!(files(None, None).is_empty());
+    }
+
+    #[tokio::test]
+    async fn several_files_are_read_as_one_and_the_context_may_be_chosen() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = ["one", "two"].map(|name| {
+            let path = dir.path().join(name);
+            let text = format!(
+                "
+current-context: {name}
+clusters: [{{name: {name}, cluster: {{server: 'https://{name}:6443'}}}}]
+contexts: [{{name: {name}, context: {{cluster: {name}, user: u, namespace: of-{name}}}}}]
+users: [{{name: u, user: {{token: of-{name}}}}}]
+"
+            );
+            fs::write(&path, text).unwrap();
+            path
+        });
+        for (context, host) in [(None, "one"), (Some("two"), "two")] {
+            let config = from_files(&files, context).await.unwrap();
+            assert_eq!(config.cluster_url.host(), Some(host));
+            assert_eq!(config.default_namespace, format!("of-{host}"));
+        }
+        let error = from_files(&files, Some("three")).await.unwrap_err();
+        let error = error.to_string();
+        assert!(error.contains("three") && error.contains("two"), "{error}");
+    }
+
+    fn user(user: &Value) -> Config {
+        let mut config = Config::new("https://127.0.0.1:6443".parse().unwrap());
+        config.auth_info = serde_json::from_value(user.clone()).unwrap();
+        config
+    }
+
+    #[tokio::test]
+    async fn a_command_that_logs_in_is_run_and_named_if_it_fails() {
+        let exec = |script: &str| serde_json::json!({"exec": {"command": "/bin/sh", "args": ["-c", script], "interactiveMode": "Never"}});
+        let answer = r#"echo '{"kind": "ExecCredential", "status": {"token": "t"}}'"#;
+        set_up(user(&exec(answer))).map(drop).unwrap();
+        let error = set_up(user(&exec("echo secret; exit 3"))).map(drop);
+        let error = error.unwrap_err().to_string();
+        assert!(
+            error.contains("/bin/sh") && error.contains('3') && !error.contains("secret"),
+            "{error}"
+        );
+        let missing =
+            serde_json::json!({"exec": {"command": "/nowhere", "installHint": "install it\n"}});
+        let error = set_up(user(&missing)).map(drop).unwrap_err().to_string();
+        assert!(
+            error.contains("/nowhere") && error.ends_with("install it"),
+            "{error}"
+        );
+    }
+
+    #[tokio::test]
+    async fn what_is_not_supported_is_named() {
+        let azure = serde_json::json!({"auth-provider": {"name": "azure"}});
+        let error = set_up(user(&azure)).map(drop).unwrap_err().to_string();
+        assert!(error.contains("auth-provider azure"), "{error}");
+        let mut config = user(&serde_json::json!({}));
+        config.proxy_url = Some("http://me:secret@proxy.example.com:3128".parse().unwrap());
+        let error = set_up(config).map(drop).unwrap_err().to_string();
+        assert!(
+            error.contains("proxy.example.com") && !error.contains("secret"),
+            "{error}"
+        );
     }
 }
