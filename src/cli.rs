@@ -1,10 +1,12 @@
 //! The command line: which command was asked for, and its help.
 
 use std::ffi::OsString;
-use std::path::Path;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
 
-use clap::{Args, Parser, Subcommand};
+use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
+use crate::ask::{PodName, Selector, Target, Timeout};
 use crate::check::CheckArgs;
 use crate::config::RunArgs;
 
@@ -82,8 +84,136 @@ Examples:
   reprise cleanup --all-nodes --daemonset kube-system/reprise")]
     Cleanup(Box<CleanupArgs>),
 
+    /// What users ask for.
+    #[command(flatten)]
+    Ask(AskCommand),
+
     /// Print the version
     Version,
+}
+
+/// The commands that go through the API server, by the rights of whoever calls, from anywhere.
+#[derive(Debug, Subcommand)]
+pub enum AskCommand {
+    /// Restart pods in place
+    ///
+    /// Asks the plugin on each pod's node for it, with a new value of the pod's annotation
+    /// restart-request.reprise.dev/pod. That takes the rights to get, list and patch pods, to watch them if it is to wait,
+    /// and to get the deployment, stateful set or daemon set that is named.
+    ///
+    /// A pod that restarts already does so once, for all who ask. One that is backing off waits until that is over, unless it
+    /// is asked with --now. With --max-unavailable no further pod is asked after one that has not restarted.
+    #[command(after_long_help = "\
+Exit codes: 0 all have restarted (or, without --wait, are asked to), 1 some have not or something is wrong, 2 wrong usage,
+4 some did not answer in time, 130 interrupted while waiting.
+
+Examples:
+  reprise restart web-0 --wait
+  reprise restart job/training --wait --timeout 10m
+  reprise restart deployment/web --max-unavailable 1
+  kubectl reprise restart -n prod -l app=web --dry-run")]
+    Restart(RestartArgs),
+
+    /// Show which pods restart, or have
+    ///
+    /// Of pods that are not named, those that Reprise has restarted, or is restarting. It takes the right to list pods, or to
+    /// get them if they are named.
+    #[command(after_long_help = "\
+Examples:
+  reprise status
+  kubectl reprise status -A -o json")]
+    Status(StatusArgs),
+}
+
+/// The command line of `kubectl-reprise`, which kubectl runs as `kubectl reprise`.
+#[derive(Debug, Parser)]
+#[command(
+    name = "kubectl reprise",
+    bin_name = "kubectl reprise",
+    version,
+    about = "Restarts all containers of a pod in place, and shows which pods do",
+    subcommand_required = true,
+    arg_required_else_help = true
+)]
+struct KubectlPlugin {
+    #[command(subcommand)]
+    command: AskCommand,
+}
+
+/// The definition of that command line.
+pub(crate) fn kubectl_plugin() -> clap::Command {
+    KubectlPlugin::command()
+}
+
+/// Which cluster, and which namespace of it.
+#[derive(Debug, Clone, Args)]
+pub struct ClusterArgs {
+    /// The namespace; by default the context's
+    #[arg(short, long, value_name = "NAME")]
+    pub namespace: Option<String>,
+    /// Where the API server is; by default what KUBECONFIG says, ~/.kube/config, or the pod's service account
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// The kubeconfig's context; by default its current one
+    #[arg(long, value_name = "NAME")]
+    pub context: Option<String>,
+}
+
+/// The command line of `reprise restart`.
+#[derive(Debug, Clone, Args)]
+#[command(group(ArgGroup::new("which").required(true).args(["targets", "selector"])))]
+pub struct RestartArgs {
+    /// Pods, and what has pods: job/NAME, jobset/NAME, deployment/NAME, statefulset/NAME, daemonset/NAME
+    #[arg(value_name = "POD|TYPE/NAME")]
+    pub targets: Vec<Target>,
+    /// Pods with these labels
+    #[arg(short = 'l', long, value_name = "LABELS")]
+    pub selector: Option<Selector>,
+    /// At most so many pods under way at a time; by default all. With fewer than there are it waits
+    #[arg(long, value_name = "N")]
+    pub max_unavailable: Option<NonZeroUsize>,
+    /// Wait until the pods have restarted
+    #[arg(long)]
+    pub wait: bool,
+    /// How long to wait for each pod
+    #[arg(long, value_name = "TIME", default_value = "5m")]
+    pub timeout: Timeout,
+    /// Do not wait for a back-off
+    #[arg(long)]
+    pub now: bool,
+    /// Only have the API server say whether it would take the requests
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Where they are.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+/// The command line of `reprise status`.
+#[derive(Debug, Clone, Args)]
+pub struct StatusArgs {
+    /// These pods only
+    #[arg(value_name = "POD", conflicts_with_all = ["selector", "all_namespaces"])]
+    pub pods: Vec<PodName>,
+    /// Pods with these labels
+    #[arg(short = 'l', long, value_name = "LABELS")]
+    pub selector: Option<Selector>,
+    /// Pods of all namespaces
+    #[arg(short = 'A', long, conflicts_with = "namespace")]
+    pub all_namespaces: bool,
+    /// How to write it; by default a table
+    #[arg(short, long, value_name = "FORMAT")]
+    pub output: Option<OutputFormat>,
+    /// Where they are.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+/// How `reprise status` writes, if not as a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OutputFormat {
+    /// A list with an object for each pod.
+    Json,
 }
 
 /// The command line of `reprise cleanup`.
@@ -106,29 +236,32 @@ impl Cli {
         launched_by_nri: bool,
     ) -> Result<Self, clap::Error> {
         let mut arguments: Vec<_> = arguments.into_iter().collect();
-        if let [program] = arguments.as_slice()
-            && (launched_by_nri || is_plugin(program.as_ref()))
-        {
+        let program = arguments.first().map(Path::new).and_then(file_name);
+        if program == Some("kubectl-reprise") {
+            let KubectlPlugin { command } = KubectlPlugin::try_parse_from(arguments)?;
+            return Ok(Self {
+                command: Command::Ask(command),
+            });
+        }
+        if arguments.len() == 1 && (launched_by_nri || program.is_some_and(is_plugin)) {
             arguments.push("run".into());
         }
         Self::try_parse_from(arguments)
     }
 }
 
-/// Whether the executable is named as NRI wants its plugins named: `NN-reprise`.
-fn is_plugin(program: &Path) -> bool {
-    let name = program
-        .file_name()
-        .and_then(|name| name.to_str())
-        .unwrap_or_default();
+fn file_name(program: &Path) -> Option<&str> {
+    program.file_name().and_then(|name| name.to_str())
+}
+
+/// Whether an executable of that name is what NRI wants its plugins named: `NN-reprise`.
+fn is_plugin(name: &str) -> bool {
     let index = name.strip_suffix("-reprise").unwrap_or_default();
     index.len() == 2 && index.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     fn parse(arguments: &[&str], launched_by_nri: bool) -> Result<Command, clap::Error> {

@@ -1,5 +1,6 @@
 //! Restarts all containers of a Kubernetes pod in place, as an NRI plugin.
 
+pub mod ask;
 pub mod back_off;
 pub mod check;
 pub mod cli;

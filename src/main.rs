@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use nri::Launched;
+use reprise::ask::{self, complete};
 use reprise::check;
 use reprise::cli::{CleanupArgs, Cli, Command};
 use reprise::config::{Config, LogFormat, RunArgs};
@@ -38,11 +39,22 @@ fn main() -> ExitCode {
             holder::main(rest, io::stdin().lock(), io::stdout());
             return ExitCode::SUCCESS;
         }
+        // What `kubectl_complete-reprise` asks for: any words may follow.
+        if name == "__complete" {
+            return ended(block_on(async {
+                complete::run(rest, &mut io::stdout()).await?;
+                Ok(ExitCode::SUCCESS)
+            }));
+        }
     }
     let launched_by_nri = std::env::var_os("NRI_PLUGIN_NAME").is_some();
     let cli = Cli::from_arguments(std::env::args_os(), launched_by_nri)
         .unwrap_or_else(|error| error.exit());
-    start(cli.command).unwrap_or_else(|error| {
+    ended(start(cli.command))
+}
+
+fn ended(end: anyhow::Result<ExitCode>) -> ExitCode {
+    end.unwrap_or_else(|error| {
         eprintln!("reprise: {error:#}");
         ExitCode::FAILURE
     })
@@ -61,6 +73,10 @@ fn start(command: Command) -> anyhow::Result<ExitCode> {
             } else {
                 ExitCode::FAILURE
             })
+        }
+        Command::Ask(command) => {
+            let end = block_on(async { Ok(ask::run(&command).await?) })?;
+            Ok(ExitCode::from(end.code()))
         }
         Command::Version => {
             writeln!(io::stdout(), "reprise {}", env!("CARGO_PKG_VERSION"))?;

@@ -255,7 +255,7 @@ fn is_final(error: &Error) -> bool {
 
 /// There is no pod of that name, or one with another UID: that cannot be changed (`ValidateObjectMetaUpdate`,
 /// `apimachinery/pkg/api/validation/objectmeta.go`, k8s 1.36).
-fn is_gone(error: &Error) -> bool {
+pub(crate) fn is_gone(error: &Error) -> bool {
     let Error::Api(status) = error else {
         return false;
     };

@@ -110,17 +110,7 @@ pub(crate) async fn connect_as_user(
     kubeconfig: Option<&Path>,
     context: Option<&str>,
 ) -> Result<Client, KubeError> {
-    let files = match kubeconfig {
-        Some(path) => vec![path.to_owned()],
-        None => {
-            let mut files = usual_files(
-                env::var_os("KUBECONFIG").as_deref(),
-                env::var_os("HOME").as_deref(),
-            );
-            files.retain(|path| path.exists());
-            files
-        }
-    };
+    let files = kubeconfig.map_or_else(usual_files, |path| vec![path.to_owned()]);
     if files.is_empty() {
         return connect(None).await?.ok_or(KubeError::Nowhere);
     }
@@ -128,7 +118,14 @@ pub(crate) async fn connect_as_user(
 }
 
 /// Where kubeconfigs are that nobody named (`NewDefaultClientConfigLoadingRules`, client-go `tools/clientcmd/loader.go`).
-fn usual_files(kubeconfig: Option<&OsStr>, home: Option<&OsStr>) -> Vec<PathBuf> {
+fn usual_files() -> Vec<PathBuf> {
+    let [kubeconfig, home] = ["KUBECONFIG", "HOME"].map(env::var_os);
+    let mut files = usual_places(kubeconfig.as_deref(), home.as_deref());
+    files.retain(|path| path.exists());
+    files
+}
+
+fn usual_places(kubeconfig: Option<&OsStr>, home: Option<&OsStr>) -> Vec<PathBuf> {
     match kubeconfig.filter(|text| !text.is_empty()) {
         Some(list) => env::split_paths(list)
             .filter(|path| !path.as_os_str().is_empty())
@@ -285,7 +282,7 @@ users: [{name: u, user: {tokenFile: token}}]
     #[test]
     fn kubeconfigs_are_where_kubectl_looks_for_them() {
         let files = |kubeconfig: Option<&str>, home: Option<&str>| {
-            usual_files(kubeconfig.map(OsStr::new), home.map(OsStr::new))
+            usual_places(kubeconfig.map(OsStr::new), home.map(OsStr::new))
         };
         let home = Some("/home/me");
         assert_eq!(files(None, home), [Path::new("/home/me/.kube/config")]);

@@ -25,7 +25,7 @@ pub const DEFAULT_GRACE: Duration = Duration::from_secs(30);
 /// A year. The API takes numbers that no clock does.
 const LONGEST_GRACE: Duration = Duration::from_hours(365 * 24);
 /// The conditions that say that a restart is under way: KEP-5532's, and ours where the kubelet owns those.
-const RESTARTING: [&str; 4] = [
+pub(crate) const RESTARTING: [&str; 4] = [
     "AllContainersRestarting",
     "PodRestarting",
     "reprise.dev/AllContainersRestarting",

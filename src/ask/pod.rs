@@ -1,0 +1,244 @@
+//! What a pod in the API says of its restarts.
+
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use k8s_openapi::jiff::Timestamp;
+
+use super::token::{self, REQUEST_KEY};
+use crate::kube::{LAST_RESTART, RESTARTING};
+
+/// A pod that can be asked to restart.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Fit {
+    pub(super) name: String,
+    pub(super) uid: String,
+    pub(super) node: String,
+    /// The value of the last request, whoever made it.
+    pub(super) request: Option<String>,
+}
+
+impl Fit {
+    /// The error says why the pod cannot be asked, as what it does or is.
+    pub(super) fn from_pod(pod: &Pod) -> Result<Self, String> {
+        if let Some(why) = end(pod) {
+            return Err(why);
+        }
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
+        Ok(Self {
+            name: pod.metadata.name.clone().unwrap_or_default(),
+            uid: pod.metadata.uid.clone().unwrap_or_default(),
+            node: node.ok_or("is on no node yet")?,
+            request: request(pod).map(str::to_owned),
+        })
+    }
+}
+
+/// Why the pod restarts no more.
+pub(super) fn end(pod: &Pod) -> Option<String> {
+    if pod.metadata.deletion_timestamp.is_some() {
+        return Some("is being deleted".to_owned());
+    }
+    let phase = pod.status.as_ref()?.phase.as_deref()?;
+    matches!(phase, "Failed" | "Succeeded").then(|| format!("has ended ({phase})"))
+}
+
+/// The value of the last request.
+pub(super) fn request(pod: &Pod) -> Option<&str> {
+    let annotations = pod.metadata.annotations.as_ref()?;
+    annotations.get(REQUEST_KEY).map(String::as_str)
+}
+
+/// A restart that is over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Last {
+    /// Whether all containers run again.
+    pub(super) restarted: bool,
+    pub(super) reason: String,
+    pub(super) message: String,
+    pub(super) at: Option<Timestamp>,
+}
+
+impl Last {
+    pub(super) fn of(pod: &Pod) -> Option<Self> {
+        let condition = conditions(pod).find(|it| it.type_ == LAST_RESTART)?;
+        Some(Self {
+            restarted: condition.status == "True",
+            reason: condition.reason.clone().unwrap_or_default(),
+            message: condition.message.clone().unwrap_or_default(),
+            at: since(condition),
+        })
+    }
+
+    /// Whether it answers the request with that token.
+    pub(super) fn answers(&self, token: &str) -> bool {
+        token::is_named(&self.message, token)
+    }
+
+    /// How many restarts there were, by the message: `Restart 4: …`.
+    pub(super) fn count(&self) -> Option<u64> {
+        let (number, _) = self.message.strip_prefix("Restart ")?.split_once(':')?;
+        number.parse().ok()
+    }
+}
+
+/// A restart that is under way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct UnderWay {
+    /// The condition that says so.
+    pub(super) kind: String,
+    pub(super) message: String,
+    pub(super) since: Option<Timestamp>,
+}
+
+impl UnderWay {
+    pub(super) fn of(pod: &Pod) -> Option<Self> {
+        let mut conditions = conditions(pod);
+        let condition =
+            conditions.find(|it| RESTARTING.contains(&it.type_.as_str()) && it.status == "True")?;
+        Some(Self {
+            kind: condition.type_.clone(),
+            message: condition.message.clone().unwrap_or_default(),
+            since: since(condition),
+        })
+    }
+
+    /// When a back-off ends that the message tells of: `… nothing starts before 2026-11-26T10:53:26Z`.
+    pub(super) fn back_off_until(&self) -> Option<Timestamp> {
+        let mut words = self.message.split_whitespace();
+        while let Some(word) = words.next() {
+            if matches!(word, "before" | "until") {
+                let time = words.next()?.trim_end_matches([',', ';', '.', ')']);
+                if let Ok(time) = time.parse() {
+                    return Some(time);
+                }
+            }
+        }
+        None
+    }
+}
+
+fn conditions(pod: &Pod) -> impl Iterator<Item = &PodCondition> {
+    let status = pod.status.as_ref();
+    status
+        .and_then(|it| it.conditions.as_ref())
+        .into_iter()
+        .flatten()
+}
+
+fn since(condition: &PodCondition) -> Option<Timestamp> {
+    condition.last_transition_time.as_ref().map(|time| time.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn pod(value: Value) -> Pod {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn with(conditions: &Value) -> Pod {
+        pod(json!({"metadata": {}, "status": {"conditions": conditions}}))
+    }
+
+    #[test]
+    fn a_pod_that_ends_or_is_nowhere_cannot_be_asked() {
+        let of = |meta: Value, spec: Value, phase: &str| {
+            Fit::from_pod(&pod(
+                json!({"metadata": meta, "spec": spec, "status": {"phase": phase}}),
+            ))
+        };
+        let meta = json!({"name": "a", "uid": "u", "annotations": {REQUEST_KEY: "before"}});
+        let spec = json!({"nodeName": "n", "containers": []});
+        let fit = Fit {
+            name: "a".to_owned(),
+            uid: "u".to_owned(),
+            node: "n".to_owned(),
+            request: Some("before".to_owned()),
+        };
+        for phase in ["Running", "Pending", "Unknown"] {
+            assert_eq!(of(meta.clone(), spec.clone(), phase), Ok(fit.clone()));
+        }
+        for phase in ["Failed", "Succeeded"] {
+            let why = format!("has ended ({phase})");
+            assert_eq!(of(meta.clone(), spec.clone(), phase), Err(why));
+        }
+        let nowhere = of(meta, json!({"containers": []}), "Pending");
+        assert_eq!(nowhere, Err("is on no node yet".to_owned()));
+        let going = json!({"name": "a", "deletionTimestamp": "2026-01-01T00:00:00Z"});
+        assert_eq!(
+            of(going, spec, "Running"),
+            Err("is being deleted".to_owned())
+        );
+    }
+
+    #[test]
+    fn the_last_restart_says_how_it_ended_and_how_many_there_were() {
+        let last = |status: &str, message: &str| {
+            Last::of(&with(&json!([
+                {"type": "Ready", "status": "True"},
+                {"type": LAST_RESTART, "status": status, "reason": "Restarted", "message": message,
+                 "lastTransitionTime": "2026-11-26T10:53:26Z"},
+            ])))
+            .unwrap()
+        };
+        let well = last(
+            "True",
+            "Restart 4: requested with value t1, restarted in 143 ms by replay; answers request t2",
+        );
+        assert!(well.restarted && well.answers("t1") && well.answers("t2") && !well.answers("t"));
+        assert_eq!(well.count(), Some(4));
+        assert_eq!(well.at, "2026-11-26T10:53:26Z".parse().ok());
+        let not = last("False", "Request t1: the pod is being deleted");
+        assert!(!not.restarted && not.answers("t1"));
+        assert_eq!(not.count(), None);
+        assert_eq!(
+            Last::of(&with(&json!([{"type": "Ready", "status": "True"}]))),
+            None
+        );
+    }
+
+    #[test]
+    fn a_restart_is_under_way_while_its_condition_is_true() {
+        for kind in RESTARTING {
+            let of = |status: &str| {
+                UnderWay::of(&with(
+                    &json!([{"type": kind, "status": status, "message": "why"}]),
+                ))
+            };
+            assert_eq!(of("True").map(|it| it.kind).as_deref(), Some(kind));
+            assert_eq!(of("False"), None);
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_back_off_is_in_the_message() {
+        let until = |message: &str| {
+            let under_way = UnderWay {
+                kind: String::new(),
+                message: message.to_owned(),
+                since: None,
+            };
+            under_way.back_off_until()
+        };
+        let expected = "2026-11-26T10:53:26Z".parse().ok();
+        assert_eq!(
+            until("Back-off: nothing starts before 2026-11-26T10:53:26Z"),
+            expected
+        );
+        assert_eq!(
+            until("backing off until 2026-11-26T10:53:26Z, as before"),
+            expected
+        );
+        assert_eq!(
+            until("until then, not before 2026-11-26T10:53:26Z."),
+            expected
+        );
+        assert_eq!(
+            until("Restart requested with value 2026-11-26T10:53:26Z"),
+            None
+        );
+        assert_eq!(until("wait until"), None);
+    }
+}

@@ -1,0 +1,278 @@
+//! Asks pods to restart, and waits until they have.
+
+use std::collections::HashSet;
+use std::pin::{Pin, pin};
+
+use futures::{Stream, StreamExt, stream};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Patch, PatchParams};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Client};
+use serde_json::json;
+use tokio::time::{Duration, Instant, interval, sleep_until};
+
+use super::End;
+use super::error::{AskError, Right};
+use super::pod::Fit;
+use super::rollout::Rollout;
+use super::screen::Screen;
+use super::select;
+use super::time::Timeout;
+use super::token::{REQUEST_KEY, Token};
+use crate::cli::RestartArgs;
+use crate::kube::{ApiError, is_gone};
+
+/// How many pods are asked at once.
+const AT_ONCE: usize = 32;
+/// How often the bar shows the time.
+const TICK: Duration = Duration::from_millis(500);
+
+/// Restarts the pods that `args` name. It is `interrupted` only while it waits for them.
+pub(super) async fn run(
+    client: &Client,
+    namespace: &str,
+    args: &RestartArgs,
+    screen: &mut Screen<'_>,
+    interrupted: impl Future<Output = ()>,
+) -> Result<End, AskError> {
+    let selection = select::find(client, namespace, &args.targets, args.selector.as_ref()).await?;
+    for (pod, why) in &selection.left_alone {
+        screen.note(&format!("pod/{pod} is left alone: it {why}"))?;
+    }
+    let all = selection.pods.len();
+    let most = args.max_unavailable.map_or(all, usize::from);
+    let token = Token::new();
+    let mut restart = Restart {
+        api: Api::namespaced(client.clone(), namespace),
+        namespace: namespace.to_owned(),
+        value: token.value(args.now),
+        token: token.clone(),
+        dry_run: args.dry_run,
+        limit: args.timeout,
+        began: Instant::now(),
+        rollout: Rollout::new(selection.pods, token, most, args.timeout.get()),
+        screen,
+    };
+    if args.dry_run || !(args.wait || most < all) {
+        restart.ask().await?;
+        return Ok(restart.end());
+    }
+    restart.screen.wait();
+    let changes = watcher(restart.api.clone(), selection.watch).default_backoff();
+    restart.follow(pin!(changes), pin!(interrupted)).await
+}
+
+struct Restart<'s, 't> {
+    api: Api<Pod>,
+    namespace: String,
+    token: Token,
+    /// What the pods are asked with.
+    value: String,
+    dry_run: bool,
+    limit: Timeout,
+    began: Instant,
+    rollout: Rollout,
+    screen: &'s mut Screen<'t>,
+}
+
+impl Restart<'_, '_> {
+    /// Asks whose turn it is, as soon as it is known how the pods are.
+    async fn follow(
+        &mut self,
+        mut changes: Pin<&mut impl Stream<Item = watcher::Result<Event<Pod>>>>,
+        mut interrupted: Pin<&mut impl Future<Output = ()>>,
+    ) -> Result<End, AskError> {
+        let mut ticks = interval(TICK);
+        let mut listed = HashSet::new();
+        let mut told = false;
+        let mut away = false;
+        loop {
+            if told {
+                self.ask().await?;
+                if self.rollout.is_over() {
+                    break;
+                }
+            }
+            let deadline = self.rollout.deadline();
+            tokio::select! {
+                change = changes.next() => match change {
+                    Some(Ok(change)) => {
+                        told |= matches!(change, Event::InitDone);
+                        away = false;
+                        self.note(change, &mut listed)?;
+                    }
+                    Some(Err(error)) => {
+                        let fault = self.fault(&error);
+                        let lasts = matches!(fault, AskError::Denied { .. } | AskError::Unauthorized(_));
+                        if !told || lasts {
+                            return Err(fault);
+                        }
+                        if !std::mem::replace(&mut away, true) {
+                            self.screen.note(&format!("{fault}; still waiting"))?;
+                        }
+                    }
+                    // A watcher has no end.
+                    None => break,
+                },
+                () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
+                    for index in self.rollout.expire(Instant::now()) {
+                        self.tell(index)?;
+                    }
+                }
+                _ = ticks.tick() => self.screen.draw(self.rollout.counts(), self.began.elapsed())?,
+                () = &mut interrupted => return self.leave(),
+            }
+        }
+        self.screen
+            .leave(self.rollout.counts(), self.began.elapsed())?;
+        Ok(self.end())
+    }
+
+    /// Asks the pods whose turn it is.
+    async fn ask(&mut self) -> Result<(), AskError> {
+        let batch = self.rollout.next();
+        let requests: Vec<_> = batch
+            .into_iter()
+            .map(|index| {
+                let pod = self.rollout.pod(index).clone();
+                let (api, value, dry_run) = (self.api.clone(), self.value.clone(), self.dry_run);
+                let right = Right::pods("patch", &self.namespace);
+                async move { (index, request(&api, &pod, &value, dry_run, &right).await) }
+            })
+            .collect();
+        let mut answers = stream::iter(requests).buffer_unordered(AT_ONCE);
+        while let Some((index, answer)) = answers.next().await {
+            let pod = self.rollout.pod(index).name.clone();
+            match answer {
+                Ok(()) => {
+                    self.rollout.asked(index, Instant::now());
+                    if self.dry_run {
+                        self.screen.would_be_asked(&pod)?;
+                    } else {
+                        self.screen.asked(&pod, self.token.as_str())?;
+                    }
+                }
+                // It is the same for all of them.
+                Err(error @ (AskError::Denied { .. } | AskError::Unauthorized(_))) => {
+                    return Err(error);
+                }
+                Err(error) => {
+                    self.rollout.refused(index, error.to_string());
+                    self.tell(index)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, change: Event<Pod>, listed: &mut HashSet<String>) -> Result<(), AskError> {
+        match change {
+            Event::Init => listed.clear(),
+            Event::InitApply(pod) => {
+                let over = self.rollout.see(&pod);
+                listed.extend(pod.metadata.name);
+                self.tell_all(over)?;
+            }
+            Event::InitDone => {
+                let gone = self.rollout.only(listed);
+                self.tell_all(gone)?;
+            }
+            Event::Apply(pod) => {
+                let over = self.rollout.see(&pod);
+                self.tell_all(over)?;
+            }
+            Event::Delete(pod) => {
+                let gone = self.rollout.gone(&pod);
+                self.tell_all(gone)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn tell_all(&mut self, over: impl IntoIterator<Item = usize>) -> Result<(), AskError> {
+        over.into_iter().try_for_each(|index| self.tell(index))
+    }
+
+    /// Says what has become of a pod.
+    fn tell(&mut self, index: usize) -> Result<(), AskError> {
+        if let Some(outcome) = self.rollout.outcome(index) {
+            let pod = &self.rollout.pod(index).name;
+            self.screen.over(pod, outcome, self.limit)?;
+        }
+        Ok(())
+    }
+
+    /// The user does not want to wait any longer.
+    fn leave(&mut self) -> Result<End, AskError> {
+        self.screen
+            .leave(self.rollout.counts(), self.began.elapsed())?;
+        let (under_way, waiting) = self.rollout.unfinished();
+        for (what, pods) in [
+            (
+                "interrupted, still under way (nothing stops that)",
+                under_way,
+            ),
+            ("not asked", waiting),
+        ] {
+            if !pods.is_empty() {
+                self.screen.note(&format!("{what}: {}", pods.join(", ")))?;
+            }
+        }
+        Ok(End::Interrupted)
+    }
+
+    fn end(&self) -> End {
+        let counts = self.rollout.counts();
+        match (counts.not_restarted, counts.late) {
+            (0, 0) => End::Well,
+            (0, _) => End::Late,
+            _ => End::Failed,
+        }
+    }
+
+    fn fault(&self, error: &watcher::Error) -> AskError {
+        let (verb, error) = match error {
+            watcher::Error::InitialListFailed(error) => ("list", error),
+            watcher::Error::WatchStartFailed(error) | watcher::Error::WatchFailed(error) => {
+                ("watch", error)
+            }
+            other => return AskError::Away(other.to_string()),
+        };
+        Right::pods(verb, &self.namespace).fault(error)
+    }
+}
+
+/// Asks that very pod, with the UID.
+async fn request(
+    api: &Api<Pod>,
+    pod: &Fit,
+    value: &str,
+    dry_run: bool,
+    right: &Right,
+) -> Result<(), AskError> {
+    let patch = json!({"metadata": {"uid": pod.uid, "annotations": {REQUEST_KEY: value}}});
+    let params = PatchParams {
+        dry_run,
+        ..PatchParams::default()
+    };
+    let patch = Patch::Merge(patch);
+    let sent = async {
+        match api.patch(&pod.name, &params, &patch).await {
+            Ok(_) => Ok(true),
+            Err(error) if is_gone(&error) => Ok(false),
+            Err(error) => Err::<_, ApiError>(error),
+        }
+    };
+    if right.used(sent).await? {
+        Ok(())
+    } else {
+        Err(AskError::Unfit {
+            pod: pod.name.clone(),
+            why: "was deleted".to_owned(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

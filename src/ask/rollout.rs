@@ -1,0 +1,243 @@
+//! How far the restarts of several pods are: which is to be asked next, and what has become of the others. Does no I/O.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use tokio::time::Instant;
+
+use super::pod::{self, Fit, Last, UnderWay};
+use super::token::{self, Token};
+
+/// What has become of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// All containers run again; in the plugin's words.
+    Restarted(String),
+    /// They do not, and why.
+    NotRestarted(String),
+    /// It was not over in time, and what is known.
+    Late(String),
+}
+
+#[derive(Debug)]
+enum State {
+    /// It has not been asked yet.
+    Waiting,
+    /// It has, and has not answered. `message`: a restart is under way, whoever asked for it.
+    Asked {
+        since: Instant,
+        message: Option<String>,
+    },
+    Over(Outcome),
+}
+
+/// How many pods are how far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Counts {
+    pub(super) all: usize,
+    pub(super) waiting: usize,
+    pub(super) asked: usize,
+    pub(super) restarted: usize,
+    pub(super) not_restarted: usize,
+    pub(super) late: usize,
+}
+
+/// The pods that are to restart, in order.
+#[derive(Debug)]
+pub(super) struct Rollout {
+    pods: Vec<(Fit, State)>,
+    token: Token,
+    /// So many at a time, at most.
+    most: usize,
+    /// For each pod.
+    limit: Duration,
+}
+
+impl Rollout {
+    pub(super) fn new(pods: Vec<Fit>, token: Token, most: usize, limit: Duration) -> Self {
+        let pods = pods.into_iter().map(|pod| (pod, State::Waiting));
+        Self {
+            pods: pods.collect(),
+            token,
+            most,
+            limit,
+        }
+    }
+
+    pub(super) fn pod(&self, index: usize) -> &Fit {
+        &self.pods[index].0
+    }
+
+    pub(super) fn outcome(&self, index: usize) -> Option<&Outcome> {
+        match &self.pods[index].1 {
+            State::Over(outcome) => Some(outcome),
+            State::Waiting | State::Asked { .. } => None,
+        }
+    }
+
+    /// Which pods are to be asked now. None after one that has not restarted: what keeps it from it may keep the others, too.
+    pub(super) fn next(&self) -> Vec<usize> {
+        let counts = self.counts();
+        if counts.not_restarted + counts.late > 0 {
+            return Vec::new();
+        }
+        let free = self.most.saturating_sub(counts.asked);
+        let waiting = self.indices(|state| matches!(state, State::Waiting));
+        waiting.take(free).collect()
+    }
+
+    /// Whether nothing more will come.
+    pub(super) fn is_over(&self) -> bool {
+        self.counts().asked == 0 && self.next().is_empty()
+    }
+
+    /// The API server has taken the request.
+    pub(super) fn asked(&mut self, index: usize, now: Instant) {
+        self.pods[index].1 = State::Asked {
+            since: now,
+            message: None,
+        };
+    }
+
+    /// It has not.
+    pub(super) fn refused(&mut self, index: usize, why: String) {
+        self.pods[index].1 = State::Over(Outcome::NotRestarted(why));
+    }
+
+    /// The pod as it is now. Returns which one it is, if that ends the wait for it.
+    pub(super) fn see(&mut self, seen: &Pod) -> Option<usize> {
+        let index = self.named(seen.metadata.name.as_deref())?;
+        let token = self.token.as_str();
+        let (fit, state) = &mut self.pods[index];
+        let same = seen.metadata.uid.as_ref() == Some(&fit.uid);
+        match state {
+            State::Waiting if same => {
+                fit.request = pod::request(seen).map(str::to_owned);
+                None
+            }
+            State::Waiting | State::Over(_) => None,
+            State::Asked { message, .. } => {
+                let outcome = if same {
+                    *message = UnderWay::of(seen).map(|it| it.message);
+                    outcome(fit, token, seen)
+                } else {
+                    Some(Outcome::NotRestarted("it has been replaced".to_owned()))
+                };
+                let outcome = outcome?;
+                *state = State::Over(outcome);
+                Some(index)
+            }
+        }
+    }
+
+    /// The pod is gone. Returns which one it is, if it was waited for.
+    pub(super) fn gone(&mut self, gone: &Pod) -> Option<usize> {
+        let index = self.named(gone.metadata.name.as_deref())?;
+        let same = gone.metadata.uid.as_ref() == Some(&self.pods[index].0.uid);
+        let is_waited_for = same && matches!(self.pods[index].1, State::Asked { .. });
+        is_waited_for.then(|| {
+            self.refused(index, "it was deleted".to_owned());
+            index
+        })
+    }
+
+    /// The pods with these names are all that there are. Returns which others were waited for.
+    pub(super) fn only(&mut self, names: &HashSet<String>) -> Vec<usize> {
+        let asked = self.indices(|state| matches!(state, State::Asked { .. }));
+        let gone: Vec<_> = asked
+            .filter(|index| !names.contains(&self.pod(*index).name))
+            .collect();
+        for index in &gone {
+            self.refused(*index, "it was deleted".to_owned());
+        }
+        gone
+    }
+
+    /// When the first of the pods that are waited for is late.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let since = self.pods.iter().filter_map(|(_, state)| match state {
+            State::Asked { since, .. } => Some(*since),
+            State::Waiting | State::Over(_) => None,
+        });
+        since.min().map(|since| since + self.limit)
+    }
+
+    /// Which pods are late now.
+    pub(super) fn expire(&mut self, now: Instant) -> Vec<usize> {
+        let mut late = Vec::new();
+        for (index, (fit, state)) in self.pods.iter_mut().enumerate() {
+            if let State::Asked { since, message } = state
+                && now >= *since + self.limit
+            {
+                *state = State::Over(Outcome::Late(match message {
+                    Some(message) => format!("it is still under way: {message}"),
+                    None => format!("no answer: its node {} may be without the plugin", fit.node),
+                }));
+                late.push(index);
+            }
+        }
+        late
+    }
+
+    pub(super) fn counts(&self) -> Counts {
+        let mut counts = Counts {
+            all: self.pods.len(),
+            ..Counts::default()
+        };
+        for (_, state) in &self.pods {
+            *match state {
+                State::Waiting => &mut counts.waiting,
+                State::Asked { .. } => &mut counts.asked,
+                State::Over(Outcome::Restarted(_)) => &mut counts.restarted,
+                State::Over(Outcome::NotRestarted(_)) => &mut counts.not_restarted,
+                State::Over(Outcome::Late(_)) => &mut counts.late,
+            } += 1;
+        }
+        counts
+    }
+
+    /// The names of the pods that are waited for, and of those that were not asked.
+    pub(super) fn unfinished(&self) -> (Vec<&str>, Vec<&str>) {
+        let names = |of: fn(&State) -> bool| {
+            let indices = self.indices(of);
+            indices.map(|index| self.pod(index).name.as_str()).collect()
+        };
+        (
+            names(|state| matches!(state, State::Asked { .. })),
+            names(|state| matches!(state, State::Waiting)),
+        )
+    }
+
+    fn indices(&self, of: fn(&State) -> bool) -> impl Iterator<Item = usize> {
+        let pods = self.pods.iter().enumerate();
+        pods.filter(move |(_, (_, state))| of(state))
+            .map(|(index, _)| index)
+    }
+
+    fn named(&self, name: Option<&str>) -> Option<usize> {
+        self.pods
+            .iter()
+            .position(|(fit, _)| Some(fit.name.as_str()) == name)
+    }
+}
+
+/// What the pod says of the request. Somebody may have asked after us: whatever answers them has begun later, or was under
+/// way then, and answers us too.
+fn outcome(fit: &Fit, token: &str, seen: &Pod) -> Option<Outcome> {
+    let later = pod::request(seen).filter(|value| fit.request.as_deref() != Some(value));
+    let later = later.map(token::of_value);
+    let last = Last::of(seen)
+        .filter(|last| last.answers(token) || later.is_some_and(|later| last.answers(later)));
+    match last {
+        Some(last) if last.restarted => Some(Outcome::Restarted(last.message)),
+        Some(last) => Some(Outcome::NotRestarted(format!(
+            "{}: {}",
+            last.reason, last.message
+        ))),
+        None => pod::end(seen).map(|why| Outcome::NotRestarted(format!("it {why}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests;
