@@ -320,4 +320,62 @@ mod tests {
             assert_eq!(variable, format!("REPRISE_{name}").as_str());
         }
     }
+
+    #[test]
+    fn kubectl_has_the_commands_for_users_alone() {
+        let help = parse(&["/usr/bin/kubectl-reprise", "--help"], false).unwrap_err();
+        assert_eq!(help.exit_code(), 0);
+        let help = help.to_string();
+        assert!(help.contains("Usage: kubectl reprise <COMMAND>"), "{help}");
+        let commands = help
+            .lines()
+            .filter_map(|line| line.split_whitespace().next());
+        let commands: Vec<_> = commands.collect();
+        for command in ["restart", "status"] {
+            assert!(commands.contains(&command), "{help}");
+        }
+        for command in ["run", "hook", "check", "cleanup"] {
+            assert!(!commands.contains(&command), "{help}");
+            let refused = parse(&["kubectl-reprise", command], false).unwrap_err();
+            assert_eq!(refused.exit_code(), 2, "{command}");
+        }
+        let help = parse(&["kubectl-reprise", "restart", "-h"], false).unwrap_err();
+        let help = help.to_string();
+        assert!(help.contains("Usage: kubectl reprise restart"), "{help}");
+    }
+
+    #[test]
+    fn a_restart_is_of_pods_that_are_named_or_selected() {
+        for words in [
+            "a job/b --wait",
+            "-l app=web --max-unavailable 1",
+            "a --timeout 1h --now",
+        ] {
+            let line = format!("kubectl-reprise restart {words} -n prod");
+            let command = parse(&line.split(' ').collect::<Vec<_>>(), false);
+            assert!(
+                matches!(command, Ok(Command::Ask(_))),
+                "{words}: {command:?}"
+            );
+        }
+        for words in [
+            "",
+            "a -l app=web",
+            "-l=",
+            "node/a",
+            "job",
+            "a --max-unavailable 0",
+            "a --timeout 5",
+            "--all",
+        ] {
+            let line = format!("reprise restart {words}");
+            let words: Vec<_> = line.split_whitespace().collect();
+            assert_eq!(parse(&words, false).unwrap_err().exit_code(), 2, "{line}");
+        }
+        for words in ["a -A", "-A -n prod", "a -l app=web", "job/a", "-o yaml"] {
+            let line = format!("reprise status {words}");
+            let words: Vec<_> = line.split(' ').collect();
+            assert_eq!(parse(&words, false).unwrap_err().exit_code(), 2, "{line}");
+        }
+    }
 }

@@ -194,6 +194,71 @@ fn check_reads_directories_and_says_it_in_json() {
     assert!(out.contains("values.yaml:1: error: "), "{out}");
 }
 
+/// The same executable under the name that kubectl looks for, with a kubeconfig that leads nowhere.
+struct KubectlPlugin(tempfile::TempDir);
+
+impl KubectlPlugin {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let link = dir.path().join("kubectl-reprise");
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_reprise"), link).unwrap();
+        let kubeconfig = "
+current-context: c
+clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+";
+        fs::write(dir.path().join("kubeconfig"), kubeconfig).unwrap();
+        Self(dir)
+    }
+
+    fn run(&self, arguments: &[&str]) -> (Option<i32>, String, String) {
+        let mut command = Command::new(self.0.path().join("kubectl-reprise"));
+        command.args(arguments).env_clear();
+        command.env("KUBECONFIG", self.0.path().join("kubeconfig"));
+        said(&command.output().unwrap())
+    }
+}
+
+#[test]
+fn kubectl_users_are_told_what_is_wrong() {
+    let plugin = KubectlPlugin::new();
+    let (code, out, _) = plugin.run(&["--help"]);
+    assert_eq!(code, Some(0));
+    assert!(out.contains("Usage: kubectl reprise"), "{out}");
+    for (arguments, code, expected) in [
+        (&["run"][..], 2, "unrecognized subcommand 'run'"),
+        (&["restart"], 2, "<POD|TYPE/NAME|--selector <LABELS>>"),
+        (
+            &["restart", "-l", ""],
+            2,
+            "an empty selector would be for all pods",
+        ),
+        (&["restart", "node/a"], 2, "use -l with labels of its pods"),
+        (
+            &["restart", "a", "--context", "d"],
+            1,
+            "current context: d; see --kubeconfig",
+        ),
+        (&["restart", "a"], 1, "the API server does not answer: "),
+        (&["status"], 1, "the API server does not answer: "),
+    ] {
+        let (ended, out, error) = plugin.run(arguments);
+        assert_eq!((ended, out.as_str()), (Some(code), ""), "{error}");
+        assert!(error.contains(expected), "{arguments:?}: {error}");
+    }
+}
+
+#[test]
+fn kubectl_is_told_what_may_follow() {
+    let plugin = KubectlPlugin::new();
+    let complete = |words: &[&str]| plugin.run(&[&["__complete"], words].concat());
+    let expected = |out: &str| (Some(0), out.to_owned(), String::new());
+    assert_eq!(complete(&["re"]), expected("restart\n:4\n"));
+    assert_eq!(complete(&["restart", "--wa"]), expected("--wait\n:4\n"));
+    // No API server answers.
+    assert_eq!(complete(&["restart", "--wait", "a"]), expected(":4\n"));
+}
+
 fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
