@@ -60,7 +60,7 @@ check_scripts() {
         { apt-get install -qq -y shellcheck || { apt-get update -qq && apt-get install -qq -y shellcheck; }; } \
             >/dev/null || die "shellcheck is missing: install it"
     fi
-    local scripts=(hack/*.sh hack/critest/*.sh)
+    local scripts=(hack/*.sh hack/critest/*.sh deploy/kubectl_complete-reprise)
     [[ ! -e .ci/run ]] || scripts+=(.ci/run)
     shellcheck --external-sources "${scripts[@]}"
 }

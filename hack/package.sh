@@ -28,6 +28,8 @@ main() {
     ensure_tool cargo-deb "$CARGO_DEB_VERSION"
     rm -rf target/package
     install -D -m 755 "target/image/$arch/reprise" target/package/reprise
+    # For kubectl, which runs it as `kubectl reprise`.
+    ln -s reprise target/package/kubectl-reprise
     say "writing the manual pages"
     cargo run --locked --quiet --example manual -- target/package
     "$CACHE/tools/bin/cargo-deb" --quiet --no-build --no-strip --output "$dir/"

@@ -60,7 +60,9 @@ pub(super) async fn run(
     }
     restart.screen.wait();
     let changes = watcher(restart.api.clone(), selection.watch).default_backoff();
-    restart.follow(pin!(changes), pin!(interrupted)).await
+    let end = restart.follow(pin!(changes), pin!(interrupted)).await;
+    restart.leave()?;
+    end
 }
 
 struct Restart<'s, 't> {
@@ -121,11 +123,9 @@ impl Restart<'_, '_> {
                     }
                 }
                 _ = ticks.tick() => self.screen.draw(self.rollout.counts(), self.began.elapsed())?,
-                () = &mut interrupted => return self.leave(),
+                () = &mut interrupted => return Ok(End::Interrupted),
             }
         }
-        self.screen
-            .leave(self.rollout.counts(), self.began.elapsed())?;
         Ok(self.end())
     }
 
@@ -203,23 +203,21 @@ impl Restart<'_, '_> {
         Ok(())
     }
 
-    /// The user does not want to wait any longer.
-    fn leave(&mut self) -> Result<End, AskError> {
-        self.screen
-            .leave(self.rollout.counts(), self.began.elapsed())?;
+    /// Says what has not come to its end.
+    fn leave(&mut self) -> Result<(), AskError> {
+        let counts = self.rollout.counts();
+        self.screen.leave(counts, self.began.elapsed())?;
         let (under_way, waiting) = self.rollout.unfinished();
         for (what, pods) in [
-            (
-                "interrupted, still under way (nothing stops that)",
-                under_way,
-            ),
+            ("still under way (nothing stops that)", under_way),
             ("not asked", waiting),
         ] {
             if !pods.is_empty() {
-                self.screen.note(&format!("{what}: {}", pods.join(", ")))?;
+                let pods = pods.join(", ");
+                self.screen.note(&format!("{what}: {pods}"))?;
             }
         }
-        Ok(End::Interrupted)
+        Ok(())
     }
 
     fn end(&self) -> End {

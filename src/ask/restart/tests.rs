@@ -157,6 +157,7 @@ async fn pods_take_turns_and_one_that_did_not_restart_is_the_last() {
     );
     let said = said.await;
     assert_eq!(said.end.unwrap(), End::Failed);
+    assert_eq!(said.err, "not asked: c\n");
     let lines: Vec<_> = said.out.lines().collect();
     assert_eq!(lines.len(), 4, "{lines:?}");
     assert!(
@@ -204,7 +205,7 @@ async fn who_interrupts_it_hears_what_goes_on() {
     assert_eq!(said.end.unwrap(), End::Interrupted);
     assert_eq!(
         said.err,
-        "interrupted, still under way (nothing stops that): a\nnot asked: b\n"
+        "still under way (nothing stops that): a\nnot asked: b\n"
     );
 }
 
@@ -221,7 +222,8 @@ async fn nobody_is_asked_who_could_not_be_waited_for() {
         error.starts_with("you may not list pods in namespace n: "),
         "{error}"
     );
-    assert_eq!(said.out, "");
+    let expected = ("", "not asked: a\n");
+    assert_eq!((said.out.as_str(), said.err.as_str()), expected);
 }
 
 #[tokio::test(start_paused = true)]
