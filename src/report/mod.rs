@@ -9,6 +9,7 @@ use std::fmt;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
+use tracing::field;
 
 use crate::ids::{ContainerName, ExitCode, PodIdentity, PodUid};
 use crate::kube::{Conditions, EventKind, Events, KubeletFeatures, PodSpec};
@@ -120,7 +121,7 @@ impl Reporter {
         let Story {
             container, code, ..
         } = story;
-        let code = story.request.is_none().then(|| code.to_string());
+        let code = story.request.is_none().then(|| field::display(code));
         tracing::info!(
             pod = %story.pod.key, %container, exit_code = code, request = story.request, restart = story.restart,
             "restarting {what} in place, {}", story.how()

@@ -95,9 +95,17 @@ impl Registry {
         }
     }
 
-    /// The driver of this pod, made when the pod has rules and is seen for the first time. Whatever its annotations are,
-    /// nobody waits for them to be read.
+    /// The driver of this pod, made when there is something to do for it and it is seen for the first time. Whatever its
+    /// annotations are, nobody waits for them to be read.
     pub fn adopt<'a, A>(&self, pod: &Sighting<'a, A>) -> Option<Arc<Driver>>
+    where
+        A: Iterator<Item = (&'a String, &'a String)> + Clone,
+    {
+        self.adopt_if(pod, false)
+    }
+
+    /// The same. `restarts`: a predecessor has left a restart of it, for which somebody may have asked.
+    fn adopt_if<'a, A>(&self, pod: &Sighting<'a, A>, restarts: bool) -> Option<Arc<Driver>>
     where
         A: Iterator<Item = (&'a String, &'a String)> + Clone,
     {
@@ -105,7 +113,7 @@ impl Registry {
         let annotated = policy::has_rules(annotations.map(|(key, _)| key.as_str()));
         let identity = identity(pod);
         let spec = self.pods.get(&identity.key, &identity.uid);
-        if !annotated && spec.as_ref().is_none_or(|spec| !is_for_us(spec)) {
+        if !(annotated || restarts || spec.as_ref().is_some_and(|spec| is_for_us(spec))) {
             return None;
         }
         if let Some(known) = self.read(|entries| entries.by_sandbox.get(pod.sandbox).cloned()) {
@@ -405,7 +413,9 @@ impl Registry {
         }
         let mut seen = Vec::new();
         for sandbox in &ready {
-            let Some(driver) = self.adopt(&sighting(sandbox)) else {
+            let mut left = records.iter().map(|record| &record.plan.pod.sandbox);
+            let restarts = left.any(|it| *it == sandbox.id);
+            let Some(driver) = self.adopt_if(&sighting(sandbox), restarts) else {
                 continue;
             };
             // A restart that a predecessor left goes by them.

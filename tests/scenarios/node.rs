@@ -208,6 +208,11 @@ impl Node {
         succeeds(command).await
     }
 
+    /// How an administrator finds the API server.
+    pub(crate) fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+
     /// Whatever kind it is of, in its namespace.
     pub(crate) fn objects_in<K>(&self, namespace: &str) -> Api<K>
     where

@@ -33,6 +33,7 @@ mod probes;
 mod relists;
 mod removal;
 mod replay;
+mod requests;
 mod restart_pod;
 mod rules;
 mod runtime_faults;
@@ -73,6 +74,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         single::scenarios(),
         rules::scenarios(),
         triggers::scenarios(),
+        requests::scenarios(),
         restart_pod::scenarios(),
         probes::scenarios(),
         replay::scenarios(),

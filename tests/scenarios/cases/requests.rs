@@ -1,0 +1,287 @@
+//! Restarts that somebody asks for.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
+
+use super::conditions::all_containers;
+use super::under;
+use crate::pod::LivePod;
+use crate::restarted::Before;
+use crate::scenario::{Scenario, scenarios};
+use crate::shape::{RestartPolicy, Shape};
+use crate::stage::Stage;
+use crate::wait::{self, PATIENCE};
+
+const LAST_RESTART: &str = "reprise.dev/LastRestart";
+/// The first that is waited for, and how much sooner one is that does not wait.
+const BACK_OFF: Duration = Duration::from_secs(10);
+const AT_ONCE: Duration = Duration::from_secs(5);
+/// For how long nothing is to happen.
+const WHILE: Duration = Duration::from_secs(3);
+
+pub(crate) fn scenarios() -> Vec<Scenario> {
+    use RestartPolicy::{Always, Never, OnFailure};
+    let mut scenarios = under(
+        &[Never, OnFailure, Always],
+        "restarts_once_for_each_request",
+        restarts_once_for_each,
+    );
+    scenarios.extend(under(
+        &[Never, OnFailure, Always],
+        "with_rules_for_grace_stops_its_containers_when_asked",
+        stops_its_containers,
+    ));
+    scenarios.extend(scenarios![Shared:
+        always_pod_without_rules_restarts_when_asked,
+        request_in_a_back_off_waits_unless_it_is_urgent,
+        request_that_cannot_be_shown_is_told_and_restarts_nothing,
+        pod_that_was_made_with_a_request_restarts_at_the_next,
+    ]);
+    scenarios.extend(scenarios![Alone:
+        request_while_the_plugin_is_away_is_answered_once,
+        pods_that_are_asked_for_by_their_label_restart_in_turns,
+    ]);
+    scenarios
+}
+
+/// Writes the annotation, as `kubectl annotate` does.
+async fn ask(pod: &LivePod, value: &str) -> Result<()> {
+    let annotations = json!({"restart-request.reprise.dev/pod": value});
+    let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
+    let pods = pod.node.pods();
+    pods.patch(&pod.name, &PatchParams::default(), &patch)
+        .await?;
+    Ok(())
+}
+
+/// Status, reason and message of the condition that stays.
+async fn last_restart(pod: &LivePod) -> Result<Option<(String, String, String)>> {
+    let status = pod.node.pods().get(&pod.name).await?.status;
+    let conditions = status.and_then(|it| it.conditions).unwrap_or_default();
+    let mut conditions = conditions.into_iter();
+    let last = conditions.find(|it| it.type_ == LAST_RESTART);
+    Ok(last.map(|it| {
+        let (reason, message) = (
+            it.reason.unwrap_or_default(),
+            it.message.unwrap_or_default(),
+        );
+        (it.status, reason, message)
+    }))
+}
+
+/// Waits until that condition begins and ends so, and says that all runs.
+async fn until_answered(pod: &LivePod, begin: &str, end: &str) -> Result<()> {
+    wait::until("the request is answered", PATIENCE, async || {
+        let last = last_restart(pod).await?;
+        let answers = last.as_ref().is_some_and(|(status, reason, message)| {
+            let worded = message.starts_with(begin) && message.ends_with(end);
+            status == "True" && reason == "Restarted" && worded
+        });
+        Ok(answers.then_some(()).ok_or_else(|| format!("{last:?}")))
+    })
+    .await
+}
+
+/// Nothing of the pod is started for a while.
+async fn nothing_happens(pod: &LivePod) -> Result<()> {
+    let evidence = pod.evidence()?.len();
+    tokio::time::sleep(WHILE).await;
+    ensure!(pod.evidence()?.len() == evidence, "something happened");
+    Ok(())
+}
+
+async fn restarts_once_for_each(stage: Stage, shape: Shape) -> Result<()> {
+    let kind = all_containers(&stage).await?;
+    let shape = shape
+        .init("fetch")
+        .regular("trainer")
+        .regular("logger")
+        .restarts_all("trainer", 42);
+    let pod = stage.running(shape).await?;
+    for (number, value) in [(1, "first"), (2, "second, of the kind: that has spaces")] {
+        let before = Before::of(&pod).await?;
+        ask(&pod, value).await?;
+        pod.has_restarted(&before).await?;
+        let told = pod.told_since(&before, kind);
+        let wanted = format!("Restart requested with value {value}, triggering pod restart");
+        let said = told
+            .iter()
+            .all(|(_, it)| it.message == wanted && it.reason == "RestartRequested");
+        ensure!(
+            told.len() == 2 && said,
+            "the condition was seen as {told:?}"
+        );
+        let begin = format!("Restart {number}: requested with value {value}, restarted in ");
+        until_answered(&pod, &begin, "").await?;
+    }
+    // The same value again is no request.
+    ask(&pod, "second, of the kind: that has spaces").await?;
+    nothing_happens(&pod).await?;
+    // What was asked for is no crash: the pod waits for nothing.
+    pod.restarted("trainer", 42).await?;
+    let waited = stage.plugin.log_lines(&pod.name)?;
+    let waited = waited.iter().find(|it| it.contains("backing off"));
+    ensure!(waited.is_none(), "it has backed off: {waited:?}");
+    until_answered(&pod, "Restart 3: container trainer exited with code 42", "").await
+}
+
+async fn stops_its_containers(stage: Stage, shape: Shape) -> Result<()> {
+    let shape = shape
+        .regular("trainer")
+        .regular("logger")
+        .with_pre_stop()
+        .grace_period_seconds(10)
+        .restarts_pod("trainer", 42);
+    let pod = stage.running(shape).await?;
+    let before = Before::of(&pod).await?;
+    ask(&pod, "a").await?;
+    pod.has_restarted(&before).await?;
+    let warned = pod.evidence_since(&before)?;
+    let warned = warned
+        .iter()
+        .filter(|it| it.deed == crate::evidence::Deed::Warned);
+    ensure!(warned.count() == 2, "not all preStop hooks ran");
+    until_answered(&pod, "Restart 1: requested with value a, restarted in ", "").await
+}
+
+async fn always_pod_without_rules_restarts_when_asked(stage: Stage) -> Result<()> {
+    let shape = Shape::always()
+        .init("fetch")
+        .regular("trainer")
+        .regular("logger");
+    let pod = stage.running(shape).await?;
+    let before = Before::of(&pod).await?;
+    ask(&pod, "a").await?;
+    pod.has_restarted(&before).await?;
+    until_answered(&pod, "Restart 1: requested with value a, restarted in ", "").await
+}
+
+async fn request_in_a_back_off_waits_unless_it_is_urgent(stage: Stage) -> Result<()> {
+    let shape = Shape::never()
+        .regular("trainer")
+        .regular("logger")
+        .restarts_all("trainer", 42)
+        .started_by("Auto");
+    for (value, waits) in [("patient", true), ("urgent!", false)] {
+        let pod = stage.running(shape.clone()).await?;
+        pod.restarted("trainer", 42).await?;
+        let before = Before::of(&pod).await?;
+        pod.exit("trainer", 42).await?;
+        pod.until_state("logger", "waiting").await?;
+        ask(&pod, value).await?;
+        pod.has_restarted(&before).await?;
+        let begin = "Restart 2: container trainer exited with code 42, restarted in ";
+        until_answered(&pod, begin, &format!("; answers request {value}")).await?;
+        let evidence = pod.evidence_since(&before)?;
+        let (first, last) = evidence
+            .first()
+            .zip(evidence.last())
+            .context("no evidence")?;
+        let took = last.at - first.at;
+        let as_said = if waits {
+            took > BACK_OFF / 2
+        } else {
+            took < AT_ONCE
+        };
+        ensure!(as_said, "{value}: {took:?}");
+    }
+    Ok(())
+}
+
+async fn request_that_cannot_be_shown_is_told_and_restarts_nothing(stage: Stage) -> Result<()> {
+    let pod = Shape::never()
+        .regular("trainer")
+        .restarts_all("trainer", 42);
+    let pod = stage.running(pod).await?;
+    let long = "x".repeat(129);
+    for (value, why) in [
+        ("", "is empty"),
+        (&*long, "has 129 bytes"),
+        ("a\nb", "line breaks"),
+    ] {
+        ask(&pod, value).await?;
+        wait::until("an event says what is wrong", PATIENCE, async || {
+            let events = pod.events("InvalidRestartRequest").await?;
+            let mut messages = events.iter().filter_map(|event| event.message.as_deref());
+            let said = messages.any(|message| message.contains(why));
+            Ok(said.then_some(()).ok_or_else(|| format!("{events:?}")))
+        })
+        .await?;
+    }
+    nothing_happens(&pod).await
+}
+
+async fn pod_that_was_made_with_a_request_restarts_at_the_next(stage: Stage) -> Result<()> {
+    let shape = Shape::never()
+        .regular("trainer")
+        .restarts_all("trainer", 42)
+        .annotation("restart-request.reprise.dev/pod", "of-the-template");
+    let pod = stage.running(shape).await?;
+    nothing_happens(&pod).await?;
+    let before = Before::of(&pod).await?;
+    ask(&pod, "next").await?;
+    pod.has_restarted(&before).await
+}
+
+async fn request_while_the_plugin_is_away_is_answered_once(stage: Stage) -> Result<()> {
+    let shape = Shape::always()
+        .regular("trainer")
+        .regular("logger")
+        .restarts_all("trainer", 42);
+    let pod = stage.running(shape).await?;
+    let before = Before::of(&pod).await?;
+    stage.plugin.kill().await?;
+    ask(&pod, "a").await?;
+    stage.plugin.start().await?;
+    pod.has_restarted(&before).await?;
+    until_answered(&pod, "Restart 1: requested with value a, restarted in ", "").await?;
+    stage.plugin.kill().await?;
+    stage.plugin.start().await?;
+    stage.plugin.until_ready(1).await?;
+    nothing_happens(&pod).await
+}
+
+async fn pods_that_are_asked_for_by_their_label_restart_in_turns(stage: Stage) -> Result<()> {
+    let shape = Shape::never()
+        .regular("trainer")
+        .restarts_all("trainer", 42);
+    let mut pods = Vec::new();
+    for _ in 0..3 {
+        let pod = stage.running(shape.clone()).await?;
+        let patch = Patch::Merge(json!({"metadata": {"labels": {"asked": "yes"}}}));
+        let api = pod.node.pods();
+        api.patch(&pod.name, &PatchParams::default(), &patch)
+            .await?;
+        pods.push((Before::of(&pod).await?, pod));
+    }
+    let restart = |selector: &str| {
+        let mut command = tokio::process::Command::new(&stage.plugin.binary);
+        command.args(["restart", "-n", "default", "-l", selector]);
+        command.args(["--max-unavailable", "1", "--kubeconfig"]);
+        command.arg(stage.node.kubeconfig());
+        command
+    };
+    let nobody = restart("asked=no").output().await?;
+    ensure!(nobody.status.code() == Some(1), "{nobody:?}");
+    let done = restart("asked=yes").output().await?;
+    let said =
+        String::from_utf8_lossy(&done.stdout).into_owned() + &String::from_utf8_lossy(&done.stderr);
+    ensure!(done.status.success(), "{said}");
+    for (before, pod) in &pods {
+        ensure!(
+            said.contains(&pod.name),
+            "{} is not named: {said}",
+            pod.name
+        );
+        pod.has_restarted(before).await?;
+    }
+    let began: Vec<_> = pods
+        .iter()
+        .map(|(before, pod)| Ok(pod.evidence_since(before)?.first().map(|it| it.at)))
+        .collect::<Result<_>>()?;
+    ensure!(began.iter().all(Option::is_some), "{began:?}");
+    Ok(())
+}
