@@ -3,6 +3,7 @@
 
 def rules: "restart-rules.reprise.dev";
 def options: "restart-options.reprise.dev";
+def request: "restart-request.reprise.dev";
 def policy: "failure-policy.reprise.dev";
 def rule: "{action: RestartAllContainers, exitCodes: {operator: In, values: [42]}}";
 def listed(n): [range(n)] | map(tostring) | join(", ");
@@ -44,6 +45,7 @@ def bad_rules(name; text; refused): bad(name; {(rules): text}; refused);
   good("options-json"; {(options): ({start: "Auto", gracePeriodSeconds: 0, completedContainers: "Restart"} | tojson), (rules): "[]"}),
   good("no-options"; {(options): "{}"}),
   good("policy"; {(policy): "{action: DeletePod, maxRestartsOnNode: 7}", "\(policy)/pod": "action: None"}),
+  good("request"; {"\(request)/pod": "2026-11-26T10:53:26.123Z-abza!", (request): "one, of two"}),
   good("policy-json"; {(policy): ({action: "DeletePod", maxRestartsOnNode: 7} | tojson)}),
 
   # Keys.
@@ -52,7 +54,10 @@ def bad_rules(name; text; refused): bad(name; {(rules): text}; refused);
   bad("unknown-place"; {"\(rules)/trainer": "[]"}; "unknown annotation restart-rules.reprise.dev/trainer"),
   bad("options-of-a-container"; {"\(options)/container.trainer": "{}"}; "unknown annotation"),
   bad("policy-of-a-container"; {"\(policy)/container.trainer": "{action: None}"}; "unknown annotation"),
-  bad("not-yet"; {"restart-request.reprise.dev": "1"}; "unknown annotation restart-request.reprise.dev"),
+  bad("request-of-a-container"; {"\(request)/container.trainer": "1"}; "unknown annotation"),
+  bad("request-empty"; {(request): ""}; "has 1 to 128 bytes"),
+  bad("request-long"; {"\(request)/pod": ("x" * 129)}; "has 1 to 128 bytes"),
+  bad("request-of-two-lines"; {"\(request)/pod": "a\nb"}; "no control characters"),
   bad("stranger"; {"\(rules)/container.trainr": "[]"}; "container.trainr: the pod has no such container, only trainer, operator, fetch"),
   bad("stranger-in-a-mapping"; {"\(rules)/pod": "trainr: [\(rule)]"}; "unknown field"),
 
