@@ -116,6 +116,16 @@ impl Past {
         }
     }
 
+    /// All containers of the pod were restarted once more.
+    pub(crate) fn count(&mut self) {
+        self.restarts = self.restarts.saturating_add(1);
+    }
+
+    /// So many restarts are known of the pod, which may be of another sandbox.
+    pub(crate) fn told(&mut self, restarts: u32) {
+        self.restarts = self.restarts.max(restarts);
+    }
+
     /// The restart that begun last is called off: it never was. `before`: the past by then.
     pub(crate) fn take_back(&mut self, before: &Self) {
         self.pod = before.pod;
@@ -182,6 +192,18 @@ mod tests {
         assert_eq!(past.wait(Some(&a), 0, &KUBELETS), Duration::from_secs(10));
         assert_eq!(past.wait(Some(&b), 0, &KUBELETS), Duration::ZERO);
         assert_eq!(past.wait(None, 0, &KUBELETS), Duration::ZERO);
+    }
+
+    #[test]
+    fn the_number_of_restarts_never_goes_back() {
+        let mut past = Past::default();
+        past.count();
+        for (told, then) in [(0, 1), (7, 7), (3, 7), (u32::MAX, u32::MAX)] {
+            past.told(told);
+            assert_eq!(past.restarts, then);
+        }
+        past.count();
+        assert_eq!(past.restarts, u32::MAX);
     }
 
     #[test]

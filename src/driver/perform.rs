@@ -16,7 +16,7 @@ use crate::cri::CriError;
 use crate::driver::turns::Turn;
 use crate::ids::{ContainerId, ContainerName, PodIdentity};
 use crate::kube::{Ending, Endings};
-use crate::plan::{Generation, Plan, Starter, Trigger, Way};
+use crate::plan::{Generation, Plan, Trigger};
 use crate::policy::{Action, Request};
 use crate::report::{RestartEnding, Story};
 use crate::restart::machine::{Effect, Event, Outcome};
@@ -388,20 +388,13 @@ pub(super) fn story(plan: &Plan) -> Story<'_> {
         restart: &plan.id.0,
         container: &plan.trigger.name,
         code: plan.trigger.code,
+        rule: plan.trigger.rule.as_ref().map(|it| it.number),
         request: plan.trigger.request.as_ref().map(Request::as_str),
         action: plan.action,
         condition: plan.condition.as_deref(),
         back_off: plan.back_off(),
         start_at: plan.start_at(),
-        way: match (&plan.starter, plan.way) {
-            (Starter::Plugin, _) => "by replay",
-            (Starter::Kubelet(_), Way::Kept) => "by the pod's restart policy",
-            (Starter::Kubelet(_), Way::Shielded) => "behind placeholders",
-            (Starter::Kubelet(_), Way::Cleared) => "from the first init container",
-        },
-        no_replay: match &plan.starter {
-            Starter::Plugin => None,
-            Starter::Kubelet(why) => Some(why),
-        },
+        way: plan.how(),
+        no_replay: plan.no_replay(),
     }
 }

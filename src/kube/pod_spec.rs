@@ -108,6 +108,8 @@ pub struct PodSpec {
     /// How often the spec was written: 1 for the one that the pod was made with. From 1.33 on the API server counts
     /// (`metadata.generation`, KEP-5067); before, images alone may change, which the runtime's configuration shows.
     pub generation: i64,
+    /// How often it has restarted, as far as a condition says.
+    pub restarts: u32,
     /// A restart that somebody asks for, unless a condition says that it was answered.
     pub request: Option<Result<Request, RequestError>>,
 }
@@ -143,6 +145,7 @@ impl PodSpec {
             recorded: pod.status.as_ref().map(recorded).unwrap_or_default(),
             started: pod.status.as_ref().map(started).unwrap_or_default(),
             generation: meta.generation.unwrap_or(1),
+            restarts: last_restart(pod).and_then(restarts).unwrap_or_default(),
             request: request(pod),
         })
     }
@@ -276,11 +279,22 @@ fn restarting(status: &PodStatus) -> BTreeSet<String> {
 fn request(pod: &Pod) -> Option<Result<Request, RequestError>> {
     let annotations = pod.metadata.annotations.as_ref()?;
     let request = Request::of(|key| annotations.get(key).map(String::as_str))?;
-    let conditions = pod.status.iter().flat_map(|it| &it.conditions).flatten();
-    let mut last = conditions.filter(|it| it.type_ == LAST_RESTART);
-    let message = last.next().and_then(|it| it.message.as_deref());
+    let message = last_restart(pod);
     let answers = |request: &Request| message.is_some_and(|it| request.is_in(it));
     (!request.as_ref().is_ok_and(answers)).then_some(request)
+}
+
+/// What the condition says of it.
+fn last_restart(pod: &Pod) -> Option<&str> {
+    let conditions = pod.status.iter().flat_map(|it| &it.conditions).flatten();
+    let mut last = conditions.filter(|it| it.type_ == LAST_RESTART);
+    last.next()?.message.as_deref()
+}
+
+/// How many there were by then: the message begins with the number (`report::condition`).
+fn restarts(message: &str) -> Option<u32> {
+    let (number, _) = message.strip_prefix("Restart ")?.split_once(':')?;
+    number.parse().ok()
 }
 
 fn recorded(status: &PodStatus) -> BTreeSet<ContainerId> {
@@ -464,6 +478,25 @@ mod tests {
             found,
             ["AllContainersRestarting", "reprise.dev/PodRestarting"]
         );
+    }
+
+    #[test]
+    fn a_condition_tells_how_often_the_pod_has_restarted() {
+        let restarts = |message: &str| {
+            let pod = json!({
+                "metadata": {"name": "p", "namespace": "n", "uid": "u"},
+                "spec": {"containers": [{"name": "a"}]},
+                "status": {"conditions": [
+                    {"type": "Ready", "status": "True", "message": "Restart 7: not ours"},
+                    {"type": LAST_RESTART, "status": "True", "message": message},
+                ]},
+            });
+            spec(pod).unwrap().restarts
+        };
+        assert_eq!(restarts("Restart 12: container a exited with code 3"), 12);
+        for unknown in ["", "Restart : a", "Restart -1: a", "Restart 5000000000: a"] {
+            assert_eq!(restarts(unknown), 0, "{unknown}");
+        }
     }
 
     #[test]

@@ -168,6 +168,7 @@ impl WrittenSpec {
             recorded: BTreeSet::new(),
             started: BTreeSet::new(),
             generation: 1,
+            restarts: 0,
             request: None,
         }
     }

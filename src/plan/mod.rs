@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity};
 use crate::kube::{ContainerKind, RestartPolicy};
-use crate::policy::{Action, Request};
+use crate::policy::{Action, MatchedRule, Request};
 pub use member::{Member, Old};
 pub(crate) use seen::Seen;
 
@@ -62,6 +62,9 @@ pub struct Trigger {
     pub container: ContainerId,
     /// What it exited with, or will.
     pub code: ExitCode,
+    /// The rule that says what that asks for, if a rule does.
+    #[serde(default)]
+    pub rule: Option<MatchedRule>,
     /// What asked for the restart, if that was no exit: the container is ended with the others.
     #[serde(default)]
     pub request: Option<Request>,
@@ -219,6 +222,24 @@ impl Plan {
         let trigger = self.member(&self.trigger.name);
         trigger.is_some_and(|it| it.is_restarted_after(self.trigger.code))
             && !regulars.any(|it| it.kind == ContainerKind::Regular && stays(it))
+    }
+
+    /// How the containers are started again, as people read it.
+    pub(crate) fn how(&self) -> &'static str {
+        match (&self.starter, self.way) {
+            (Starter::Plugin, _) => "by replay",
+            (Starter::Kubelet(_), Way::Kept) => "by the pod's restart policy",
+            (Starter::Kubelet(_), Way::Shielded) => "behind placeholders",
+            (Starter::Kubelet(_), Way::Cleared) => "from the first init container",
+        }
+    }
+
+    /// Why that is not by replay.
+    pub(crate) fn no_replay(&self) -> Option<&str> {
+        match &self.starter {
+            Starter::Plugin => None,
+            Starter::Kubelet(why) => Some(why),
+        }
     }
 
     pub(crate) fn generation(&self) -> Generation {
@@ -400,6 +421,7 @@ pub(crate) mod tests {
                 name: trigger.into(),
                 container: format!("{trigger}-0").into(),
                 code: ExitCode(code),
+                rule: None,
                 request: None,
             },
             joined: None,

@@ -12,6 +12,7 @@ mod rules;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::kube::{KubeletFeatures, PodSpec};
@@ -120,12 +121,46 @@ impl Written {
 
     /// The rules for `container`, an empty list among them.
     fn of(&self, container: &str) -> Option<&Rules> {
-        let named = self
-            .own
-            .get(container)
-            .or_else(|| self.mapped.get(container));
-        named.or(self.pod.as_ref()).or(self.plain.as_ref())
+        self.found(container).map(|(_, rules)| rules)
     }
+
+    /// The same, and where they are.
+    fn found(&self, container: &str) -> Option<(Source, &Rules)> {
+        let own = self.own.get(container).map(|it| (Source::Own, it));
+        let mapped = self.mapped.get(container).or(self.pod.as_ref());
+        let mapped = mapped.map(|it| (Source::Pod, it));
+        let plain = self.plain.as_ref().map(|it| (Source::Plain, it));
+        own.or(mapped).or(plain)
+    }
+}
+
+/// Where the rules of a container are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    Own,
+    Pod,
+    Plain,
+    Spec,
+}
+
+impl Source {
+    fn name(self, container: &str) -> String {
+        match self {
+            Self::Own => format!("{RULES_KEY}/container.{container}"),
+            Self::Pod => format!("{RULES_KEY}/pod"),
+            Self::Plain => RULES_KEY.to_owned(),
+            Self::Spec => "restartPolicyRules".to_owned(),
+        }
+    }
+}
+
+/// The rule that an exit has matched.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MatchedRule {
+    /// Counted from 1.
+    pub number: usize,
+    /// Among which it stands: the key of the annotation, or `restartPolicyRules` of the container's spec.
+    pub source: String,
 }
 
 impl Policy {
@@ -251,17 +286,38 @@ impl Policy {
         self.actions(container)(code)
     }
 
-    /// The same, for many codes of one container.
+    /// The same, and which rule asks for it; `None`: the container's own `restartPolicy` does, which comes after the rules of
+    /// its spec.
+    #[must_use]
+    pub fn matched(&self, container: &str, code: i32) -> Option<(Action, Option<MatchedRule>)> {
+        let found = self.found(container)?;
+        let (number, action) = self.ours(found, code)?;
+        let rule = number.map(|number| MatchedRule {
+            number,
+            source: found.0.name(container),
+        });
+        Some((action, rule))
+    }
+
+    /// The same action, for many codes of one container.
     pub fn actions(&self, container: &str) -> impl Fn(i32) -> Option<Action> {
-        let written = self.written.of(container);
-        let spec = self.spec.get(container);
-        move |code| {
-            if let Some(rules) = written {
-                return rules.action(code);
-            }
-            let action = spec?.action(code)?;
-            (!self.is_native(action)).then_some(action)
-        }
+        let found = self.found(container);
+        move |code| self.ours(found?, code).map(|(_, action)| action)
+    }
+
+    fn found(&self, container: &str) -> Option<(Source, &Rules)> {
+        let spec = || self.spec.get(container).map(|it| (Source::Spec, it));
+        self.written.found(container).or_else(spec)
+    }
+
+    /// The action, and the number of the rule that asks for it, unless the kubelet acts on that by itself.
+    fn ours(
+        &self,
+        (source, rules): (Source, &Rules),
+        code: i32,
+    ) -> Option<(Option<usize>, Action)> {
+        let matched = rules.matched(code);
+        matched.filter(|(_, action)| source != Source::Spec || !self.is_native(*action))
     }
 
     /// Whether any rule applies to `container`, so that its exits must be held.

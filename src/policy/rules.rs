@@ -92,27 +92,35 @@ impl Rule {
 /// How many there may be is checked where they are read: by [`super::Policy::from_annotations`], or
 /// by the API server for those of a pod's spec.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Rules(Vec<Rule>);
+pub struct Rules(Vec<Numbered>);
+
+/// A rule, and its number where it is written, from 1. `None`: nobody wrote it, see [`Rules::then`].
+type Numbered = (Option<usize>, Rule);
 
 impl From<Vec<Rule>> for Rules {
     fn from(rules: Vec<Rule>) -> Self {
-        Self(rules)
+        Self(numbers().zip(rules).collect())
     }
+}
+
+fn numbers() -> impl Iterator<Item = Option<usize>> {
+    (1..).map(Some)
 }
 
 impl From<&[ContainerRestartRule]> for Rules {
     /// Of a container's spec. The API server has checked them; what this version does not know, a
     /// newer one may, and is passed over like a rule that does not match.
     fn from(rules: &[ContainerRestartRule]) -> Self {
-        let rule = |rule: &ContainerRestartRule| {
+        let known = |(number, rule): (_, &ContainerRestartRule)| {
             let exit_codes = rule.exit_codes.as_ref()?;
-            Some(Rule {
+            let rule = Rule {
                 action: Action::from_name(&rule.action)?,
                 operator: Operator::from_name(&exit_codes.operator)?,
                 values: exit_codes.values.clone().unwrap_or_default(),
-            })
+            };
+            Some((number, rule))
         };
-        Self(rules.iter().filter_map(rule).collect())
+        Self(numbers().zip(rules).filter_map(known).collect())
     }
 }
 
@@ -126,11 +134,12 @@ impl Rules {
             RestartPolicy::OnFailure => Some(vec![0]),
             RestartPolicy::Never => None,
         };
-        self.0.extend(but.map(|values| Rule {
+        let rule = but.map(|values| Rule {
             action: Action::Restart,
             operator: Operator::NotIn,
             values,
-        }));
+        });
+        self.0.extend(rule.map(|rule| (None, rule)));
         self
     }
 
@@ -138,15 +147,19 @@ impl Rules {
     /// no rule matches, and the container's restartPolicy stands.
     #[must_use]
     pub fn action(&self, code: i32) -> Option<Action> {
-        self.0
-            .iter()
-            .find(|rule| rule.matches(code))
-            .map(|rule| rule.action)
+        self.matched(code).map(|(_, action)| action)
+    }
+
+    /// The same, and the number of the rule.
+    pub(super) fn matched(&self, code: i32) -> Option<(Option<usize>, Action)> {
+        let mut rules = self.0.iter();
+        let (number, rule) = rules.find(|(_, rule)| rule.matches(code))?;
+        Some((*number, rule.action))
     }
 
     /// What the rules ask for, in their order.
     pub(super) fn actions(&self) -> impl Iterator<Item = Action> {
-        self.0.iter().map(|rule| rule.action)
+        self.0.iter().map(|(_, rule)| rule.action)
     }
 
     /// Whether there is no rule at all.
@@ -158,6 +171,7 @@ impl Rules {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use k8s_openapi::api::core::v1::ContainerRestartRuleOnExitCodes;
     use proptest::prelude::*;
 
     use super::*;
@@ -228,6 +242,21 @@ pub(super) mod tests {
             assert_eq!(restarts, after, "{policy:?}");
             assert_eq!(rules.action(42), Some(Action::RestartAllContainers));
         }
+    }
+
+    #[test]
+    fn rules_are_counted_where_they_are_written_and_a_policy_is_none() {
+        let rule = |action: &str, value| ContainerRestartRule {
+            action: action.to_owned(),
+            exit_codes: Some(ContainerRestartRuleOnExitCodes {
+                operator: "In".to_owned(),
+                values: Some(vec![value]),
+            }),
+        };
+        let spec = [rule("Restart", 1), rule("OfLater", 2), rule("Restart", 3)];
+        let rules = Rules::from(&spec[..]).then(RestartPolicy::Always);
+        let numbers = [1, 2, 3].map(|code| rules.matched(code).unwrap().0);
+        assert_eq!(numbers, [Some(1), None, Some(3)]);
     }
 
     #[test]

@@ -102,6 +102,50 @@ fn rules_of_the_spec_apply_where_no_annotation_does() {
 }
 
 #[test]
+fn the_rule_that_matches_is_told_by_its_number_and_place() {
+    let second = |action, code| {
+        let other = list(Action::Restart, 1);
+        format!(
+            "[{},{}",
+            &other[1..other.len() - 1],
+            &list(action, code)[1..]
+        )
+    };
+    let (own, mapping) = (second(Action::RestartPod, 3), second(Action::RestartPod, 4));
+    let mapping = format!("{{mapped: {mapping}}}");
+    let plain = list(Action::RestartPod, 5);
+    let annotations = [(OWN, own.as_str()), (POD, &mapping), (RULES_KEY, &plain)];
+    let policy = policy(&annotations);
+    for (container, code, number, source) in [
+        ("trainer", 3, 2, OWN),
+        ("mapped", 4, 2, POD),
+        ("other", 5, 1, RULES_KEY),
+    ] {
+        let source = source.to_owned();
+        let rule = Some(MatchedRule { number, source });
+        let matched = policy.matched(container, code);
+        assert_eq!(matched, Some((Action::RestartPod, rule)));
+    }
+    assert_eq!(policy.matched("trainer", 5), None);
+
+    let rule = Rule {
+        action: Action::RestartAllContainers,
+        operator: Operator::In,
+        values: vec![3],
+    };
+    let rules = Rules::from(vec![rule]).then(crate::kube::RestartPolicy::OnFailure);
+    let unable = Some(KubeletFeatures::default());
+    let spec = [("trainer".to_owned(), rules)];
+    let policy = Policy::from_pod([], spec, unable).unwrap().unwrap();
+    let (_, rule) = policy.matched("trainer", 3).unwrap();
+    let source = "restartPolicyRules".to_owned();
+    assert_eq!(rule, Some(MatchedRule { number: 1, source }));
+    // Its own policy starts it again.
+    let by_policy = Some((Action::Restart, None));
+    assert_eq!(policy.matched("trainer", 1), by_policy);
+}
+
+#[test]
 fn what_the_kubelet_does_by_itself_is_left_to_it() {
     let rules = |action| {
         let rule = Rule {

@@ -44,8 +44,10 @@ pub(super) fn last(story: &Story<'_>, ending: &RestartEnding<'_>) -> Condition {
     let cause = match story.request {
         Some(request) => format!("requested with value {request}"),
         None => format!(
-            "container {} exited with code {}",
-            story.container, story.code
+            "container {} exited with code {}{}",
+            story.container,
+            story.code,
+            story.by_rule()
         ),
     };
     let RestartEnding { restarts, what, .. } = ending;

@@ -27,6 +27,8 @@ pub struct Story<'a> {
     pub container: &'a ContainerName,
     /// What it exited with.
     pub code: ExitCode,
+    /// The number of the rule that this has matched, from 1.
+    pub rule: Option<usize>,
     /// What somebody asked for it with, if no exit did.
     pub request: Option<&'a str>,
     /// What is done about it.
@@ -53,7 +55,7 @@ impl Story<'_> {
         }
     }
 
-    /// The wording of KEP-5532, "Pod condition `AllContainersRestarting`".
+    /// The wording of KEP-5532, "Pod condition `AllContainersRestarting`", and by which rule.
     fn cause(&self) -> String {
         let Self {
             container, code, ..
@@ -65,7 +67,22 @@ impl Story<'_> {
             Action::Restart => "container",
             Action::RestartAllContainers | Action::RestartPod => "pod",
         };
-        format!("Container {container} exited with code {code}, triggering {target} restart")
+        let rule = self.by_rule();
+        format!("Container {container} exited with code {code}, triggering {target} restart{rule}")
+    }
+
+    fn by_rule(&self) -> String {
+        let rule = self.rule.map(|number| format!(" (rule {number})"));
+        rule.unwrap_or_default()
+    }
+
+    /// The same, and until when nothing starts.
+    fn condition_message(&self) -> String {
+        if self.back_off.is_zero() {
+            self.cause()
+        } else {
+            format!("{}; back-off until {}", self.cause(), self.start_at)
+        }
     }
 }
 
@@ -153,7 +170,12 @@ impl Reporter {
         } else {
             condition::EXITED
         };
-        let condition = condition::of(story.condition?, restarting, reason, story.cause());
+        let condition = condition::of(
+            story.condition?,
+            restarting,
+            reason,
+            story.condition_message(),
+        );
         Some(conditions.set(&story.pod.key, api_uid, condition))
     }
 

@@ -223,6 +223,8 @@ impl Machine {
             // A pod that has waited goes on as one that has, also after this process.
             let waited = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
             self.plan.back_off_ms = waited.clamp(1, self.plan.back_off_ms);
+            // The condition says until when it waits.
+            self.effects.push(Effect::Announce(self.said_restarting));
         }
         self.plan.joined = Some(request);
         self.effects.push(Effect::Save);

@@ -144,11 +144,12 @@ impl Pod {
             return None;
         }
         let policy = self.policy.as_ref()?;
-        let action = policy.action(instance.name.as_str(), code.0)?;
+        let (action, rule) = policy.matched(instance.name.as_str(), code.0)?;
         let trigger = Trigger {
             name: instance.name.clone(),
             container: id.clone(),
             code,
+            rule,
             request: None,
         };
         Some((trigger, action))

@@ -134,6 +134,7 @@ impl Pod {
 
     /// The pod's spec is known, or has changed.
     pub(crate) fn spec_changed(&mut self, spec: Arc<PodSpec>, now: &Moment) {
+        self.past.told(spec.restarts);
         let ends = spec.ending && !self.deleting;
         let first = self.spec.is_none();
         self.spec = Some(spec);

@@ -92,6 +92,7 @@ impl Pod {
             name: container.name.clone(),
             container: id.clone(),
             code: code.unwrap_or(ExitCode::KILLED),
+            rule: None,
             request: Some(request),
         })
     }
@@ -102,7 +103,9 @@ impl Pod {
             let of = scope(plan.action, &plan.trigger);
             self.past.over(of.as_ref(), now.up_ms);
         }
-        self.past.restarts += u32::from(plan.is_whole_pod());
+        if plan.is_whole_pod() {
+            self.past.count();
+        }
         if let Some(answered) = plan.answers() {
             self.past.answered = Some(answered.clone());
         }
