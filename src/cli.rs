@@ -9,6 +9,7 @@ use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use crate::ask::{PodName, Selector, Target, Timeout};
 use crate::check::CheckArgs;
 use crate::config::RunArgs;
+use crate::history::HistoryArgs;
 
 /// Restarts all containers of a Kubernetes pod in place, as an NRI plugin
 ///
@@ -71,6 +72,21 @@ Examples:
   reprise check --kubelet 1.36 --output json manifests/
   kubectl kustomize . | reprise check -")]
     Check(CheckArgs),
+
+    /// Show what this node's plugin did, the newest first
+    ///
+    /// A line for each restart, and for each that is under way: what set it off and by which rule, what became of it, how
+    /// long it waited in a back-off, and after how long what ran had been killed, the first container ran again, and all did.
+    /// It reads the files of the plugin, which need not run, and which are root's. The last 1000 restarts are kept.
+    #[command(after_long_help = "\
+Exit codes: 0 done, 1 there is no state directory, it cannot be read, or no restart is as asked for, 2 wrong usage.
+
+Examples:
+  reprise history
+  reprise history web-0 -n prod
+  reprise history --watch --output json
+  kubectl -n kube-system exec reprise-x7k2p -- reprise history")]
+    History(HistoryArgs),
 
     /// Remove what the plugin has left on a node that is to be without it
     ///

@@ -54,6 +54,14 @@ impl Moment {
     pub fn since(&self, up_ms: u64) -> Duration {
         Duration::from_millis(self.up_ms.saturating_sub(up_ms))
     }
+
+    /// What people call that moment before it, by the wall clock of now.
+    #[must_use]
+    pub fn unix_ms_at(&self, then: Instant) -> u64 {
+        let ago = self.at.saturating_duration_since(then).as_millis();
+        self.unix_ms
+            .saturating_sub(u64::try_from(ago).unwrap_or(u64::MAX))
+    }
 }
 
 impl Clock {

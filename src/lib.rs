@@ -12,6 +12,7 @@ pub mod driver;
 pub mod exit_hold;
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod history;
 pub mod ids;
 pub mod kube;
 pub mod log;

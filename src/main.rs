@@ -11,6 +11,7 @@ use reprise::check;
 use reprise::cli::{CleanupArgs, Cli, Command};
 use reprise::config::{Config, LogFormat, RunArgs};
 use reprise::exit_hold::{holder, hook};
+use reprise::history;
 use reprise::log::{Escaping, LastLines, Queue};
 use reprise::supervisor::{self, End, LockError, RemovalError};
 use tikv_jemallocator::Jemalloc;
@@ -77,6 +78,10 @@ fn start(command: Command) -> anyhow::Result<ExitCode> {
         Command::Ask(command) => {
             let end = block_on(async { Ok(ask::run(&command).await?) })?;
             Ok(ExitCode::from(end.code()))
+        }
+        Command::History(args) => {
+            history::run(&args, &mut io::stdout().lock(), &mut io::stderr())?;
+            Ok(ExitCode::SUCCESS)
         }
         Command::Version => {
             writeln!(io::stdout(), "reprise {}", env!("CARGO_PKG_VERSION"))?;

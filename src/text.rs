@@ -22,6 +22,21 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(safe)
 }
 
+/// The same of JSON: such characters stand in its strings alone, and are written as JSON has them.
+#[must_use]
+pub fn printable_json(json: &str) -> String {
+    let mut safe = String::with_capacity(json.len());
+    for char in json.chars() {
+        if is_acted_on(char) {
+            // As above.
+            let _ = write!(safe, "\\u{:04x}", u32::from(char));
+        } else {
+            safe.push(char);
+        }
+    }
+    safe
+}
+
 /// The beginning of the text, in at most `limit` bytes, three of which are an ellipsis if anything is left out.
 #[must_use]
 pub fn cut(text: &str, limit: usize) -> Cow<'_, str> {
@@ -75,6 +90,13 @@ mod tests {
             let safe = printable(&text);
             prop_assert!(!safe.chars().any(is_acted_on));
             prop_assert_eq!(printable(&safe), safe.clone());
+        }
+
+        #[test]
+        fn json_that_is_printable_says_the_same(text in any::<String>()) {
+            let safe = printable_json(&serde_json::to_string(&text).unwrap());
+            prop_assert!(!safe.chars().any(is_acted_on));
+            prop_assert_eq!(serde_json::from_str::<String>(&safe).unwrap(), text);
         }
 
         #[test]

@@ -14,6 +14,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use super::{Driver, Job, State};
 use crate::cri::CriError;
 use crate::driver::turns::Turn;
+use crate::history::Entry;
 use crate::ids::{ContainerId, ContainerName, PodIdentity};
 use crate::kube::{Ending, Endings};
 use crate::plan::{Generation, Plan, Trigger};
@@ -309,6 +310,7 @@ impl Driver {
             .save_past(sandbox.clone(), finished.past.clone())
             .await;
         records.forget(sandbox.clone()).await;
+        records.note(Entry::of(&finished, outcome)).await;
         let (reporter, story) = (&self.tools.reporter, story(plan));
         if let Some(ending) = ending(&finished, outcome, took) {
             let spec = self.lock().pod.spec();

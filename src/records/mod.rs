@@ -12,12 +12,14 @@ use serde::de::DeserializeOwned;
 
 use crate::back_off::Past;
 use crate::dirs::{self, DirError};
+use crate::history;
 use crate::ids::SandboxId;
-use crate::restart::machine::Record;
+pub(crate) use crate::restart::machine::Record;
 use disk::{Disk, Kind};
 
 /// All that is kept in the state directory, and in the run directory.
-pub(crate) const STATE_FILES: [&str; 2] = ["restarts", "back-off"];
+pub(crate) const STATE_FILES: [&str; 4] =
+    ["restarts", "back-off", history::FILES[0], history::FILES[1]];
 pub(crate) const RUN_FILES: [&str; 1] = ["held"];
 
 /// The records. They are written by a thread of their own, and whoever writes waits a second for it at the most. One
@@ -37,6 +39,7 @@ struct Files {
     pasts: PathBuf,
     /// Outlives the plugin, not the node: `<run-dir>/held/<sandbox>`.
     markers: PathBuf,
+    history: history::File,
 }
 
 /// Why the records cannot be kept.
@@ -52,7 +55,7 @@ impl Records {
     /// Prepares both directories. Fails only for what somebody has to change: a disk that cannot be written to may be
     /// mended while the plugin runs.
     pub fn open(state_dir: &Path, run_dir: &Path) -> Result<Self, RecordsError> {
-        let [restarts, pasts] = STATE_FILES.map(|name| state_dir.join(name));
+        let [restarts, pasts, ..] = STATE_FILES.map(|name| state_dir.join(name));
         let [markers] = RUN_FILES.map(|name| run_dir.join(name));
         let no_thread = |source: io::Error| RecordsError {
             path: state_dir.to_owned(),
@@ -86,6 +89,7 @@ impl Records {
             restarts,
             pasts,
             markers,
+            history: history::File::in_dir(state_dir),
         };
         Ok(Self {
             files: Arc::new(files),
@@ -118,6 +122,17 @@ impl Records {
         let files = Arc::clone(&self.files);
         let forget = move || files.forget(&sandbox);
         self.disk.perform(Kind::Remove, forget).await;
+    }
+
+    /// Adds a restart that is over to the history.
+    pub(crate) async fn note(&self, entry: history::Entry) {
+        let files = Arc::clone(&self.files);
+        // What the file has room for says nothing of the disk.
+        let note = move || {
+            files.history.note(&entry);
+            Ok(())
+        };
+        self.disk.perform(Kind::Remove, note).await;
     }
 
     /// Forgets how often pods have restarted whose sandboxes are not among `there`.
@@ -235,6 +250,15 @@ impl Files {
     fn past_path(&self, sandbox: &SandboxId) -> PathBuf {
         self.pasts.join(format!("{sandbox}.json"))
     }
+}
+
+/// Restarts that are under way, in that state directory. What cannot be read is left out: it may be being written.
+pub(crate) fn under_way(state_dir: &Path) -> io::Result<Vec<Record>> {
+    let restarts = state_dir.join(STATE_FILES[0]);
+    let paths = json_files(&restarts)?;
+    let records = paths.map(|path| Ok(read(&path?).ok()));
+    let records: io::Result<Vec<_>> = records.collect();
+    Ok(records?.into_iter().flatten().collect())
 }
 
 /// A directory that is not there has none.

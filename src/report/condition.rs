@@ -59,7 +59,75 @@ pub(super) fn last(story: &Story<'_>, ending: &RestartEnding<'_>) -> Condition {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::ids::{ContainerName, ExitCode, PodIdentity, PodKey};
+
+    /// Tells of a pod's restart, as `change` has it.
+    fn told(change: impl FnOnce(&mut Story<'_>), told: impl Fn(&Story<'_>) -> String) -> String {
+        let key = PodKey {
+            namespace: "n".to_owned(),
+            name: "p".to_owned(),
+        };
+        let pod = PodIdentity {
+            sandbox: "s".into(),
+            uid: "u".into(),
+            key,
+        };
+        let container = ContainerName::from("my-container");
+        let mut story = Story {
+            pod: &pod,
+            restart: "r-1",
+            container: &container,
+            code: ExitCode(88),
+            rule: Some(2),
+            request: None,
+            action: Action::RestartAllContainers,
+            condition: Some(ALL_CONTAINERS),
+            back_off: Duration::ZERO,
+            start_at: "2026-01-01T00:00:00Z".to_owned(),
+            way: "by replay",
+            no_replay: None,
+        };
+        change(&mut story);
+        told(&story)
+    }
+
+    const CAUSE: &str = "Container my-container exited with code 88, triggering pod restart";
+
+    #[test]
+    fn a_condition_names_the_rule_and_the_end_of_the_back_off_after_what_is_fixed() {
+        let told = |change: fn(&mut Story<'_>)| told(change, |story| story.condition_message());
+        assert_eq!(told(|_| {}), format!("{CAUSE} (rule 2)"));
+        assert_eq!(told(|it| it.rule = None), CAUSE);
+        let backs_off = told(|it| it.back_off = Duration::from_secs(10));
+        let until = "back-off until 2026-01-01T00:00:00Z";
+        assert_eq!(backs_off, format!("{CAUSE} (rule 2); {until}"));
+        let asked = told(|it| (it.request, it.rule) = (Some("t1"), None));
+        let cause = "Restart requested with value t1, triggering pod restart";
+        assert_eq!(asked, cause);
+    }
+
+    #[test]
+    fn the_last_restart_is_told_with_its_number_its_cause_and_what_it_answers() {
+        let ending = RestartEnding {
+            reason: "Restarted",
+            complete: true,
+            what: "restarted in 9 ms by replay".to_owned(),
+            restarts: 3,
+            joined: Some("t2"),
+        };
+        let last = |story: &Story<'_>| last(story, &ending).message;
+        assert_eq!(
+            told(|_| {}, last),
+            "Restart 3: container my-container exited with code 88 (rule 2), restarted in 9 ms by replay; answers request t2"
+        );
+        assert_eq!(
+            told(|it| it.request = Some("t1"), last),
+            "Restart 3: requested with value t1, restarted in 9 ms by replay; answers request t2"
+        );
+    }
 
     #[test]
     fn a_type_that_the_kubelet_owns_is_ours_under_another_name() {

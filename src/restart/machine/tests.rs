@@ -1086,6 +1086,19 @@ fn a_back_off_shuts_the_gate_until_it_is_over_and_then_wakes_the_kubelet() {
 }
 
 #[test]
+fn a_back_off_that_is_cut_short_is_over_at_once_and_told_anew() {
+    let mut world = backing_off(RestartPolicy::Never, PLAIN);
+    world.settle();
+    assert_eq!(world.admit_create("a"), Verdict::BackOff);
+    let hurry = Event::Hurry(Duration::from_secs(3));
+    let effects = world.machine.handle(world.now, hurry);
+    let told = [Effect::Save, Effect::Announce(false)];
+    assert_eq!(effects[..2], told);
+    assert_eq!(world.machine.plan().back_off_ms, 3_000);
+    assert_eq!(world.admit_create("a"), Verdict::Admit);
+}
+
+#[test]
 fn a_waker_that_is_made_when_the_back_off_is_over_goes_when_it_has_been_listed() {
     let mut world = backing_off(RestartPolicy::Never, PLAIN);
     world.now += Duration::from_secs(40);

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::Timings;
 use crate::back_off::Past;
@@ -56,6 +57,10 @@ pub(crate) struct Finished {
     pub(crate) plan: Plan,
     /// The pod's restarts so far, with this one.
     pub(crate) past: Past,
+    /// When its trigger's exit was held, or it was asked for: milliseconds since the Unix epoch.
+    pub(crate) began_at_ms: u64,
+    /// How long it has waited because the pod restarts too often.
+    pub(crate) waited: Duration,
     /// When it came to what, as far as this process has seen it.
     pub(crate) timings: Option<Timings>,
     /// Containers that are neither running again nor completed, for a log line.

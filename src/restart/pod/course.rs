@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::plan::Plan;
 use crate::restart::machine::Machine;
 
 /// The restart under way so far.
@@ -10,6 +11,8 @@ pub(super) struct Course {
     /// Since when the trigger's exit is held; of a request, when it was heard.
     pub(super) since: Instant,
     down: Option<Instant>,
+    /// What has been waited of its back-off before it began anew.
+    waited: Duration,
 }
 
 /// How long after the exit, or the request, that asked for it a restart came to what. What happened while another plugin was there
@@ -26,7 +29,11 @@ pub struct Timings {
 
 impl Course {
     pub(super) fn new(since: Instant) -> Self {
-        Self { since, down: None }
+        Self {
+            since,
+            down: None,
+            waited: Duration::ZERO,
+        }
     }
 
     /// Looks how far it is.
@@ -34,6 +41,16 @@ impl Course {
         if machine.are_stopped() {
             self.down.get_or_insert(now);
         }
+    }
+
+    /// It begins anew, so long after its plan was made.
+    pub(super) fn note_anew(&mut self, before: &Plan, after: Duration) {
+        self.waited += before.back_off().min(after);
+    }
+
+    /// How much of its back-off has been waited, so long after its plan was made.
+    pub(super) fn waited(&self, plan: &Plan, after: Duration) -> Duration {
+        self.waited + plan.back_off().min(after)
     }
 
     pub(super) fn timings(&self, machine: &Machine, now: Instant) -> Timings {

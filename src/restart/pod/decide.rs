@@ -190,6 +190,9 @@ impl Pod {
             self.sweep_unstarted();
         }
         let waited = now.since(before.decided_up_ms);
+        if let Some(course) = &mut self.course {
+            course.note_anew(&before, waited);
+        }
         let mut plan = self.draft(before.trigger.clone(), before.action, now);
         for member in &mut plan.members {
             let then = before.member(&member.name);

@@ -104,10 +104,14 @@ impl Pod {
         } else {
             self.note_over(&plan, now);
         }
+        let course = self.course.take();
+        let (after, began) = (now.since(plan.decided_up_ms), course.map(|it| it.since));
         let finished = Finished {
             waiting_for: machine.waiting_for().into_iter().cloned().collect(),
             past: self.past.clone(),
-            timings: self.course.take().map(|it| it.timings(&machine, now.at)),
+            began_at_ms: began.map_or(plan.decided_at_ms, |began| now.unix_ms_at(began)),
+            waited: course.map(|it| it.waited(&plan, after)).unwrap_or_default(),
+            timings: course.map(|it| it.timings(&machine, now.at)),
             plan,
         };
         // It may be one that this restart could not answer.
