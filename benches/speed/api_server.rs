@@ -55,7 +55,7 @@ impl Drop for ApiServer {
 async fn answer(request: Request<Incoming>) -> Result<Response<String>, Infallible> {
     let uri = request.uri();
     let text = if request.method() != Method::GET {
-        json!({"apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"name": "taken"}})
+        json!({"apiVersion": "v1", "kind": "Event", "metadata": {"name": "taken"}})
     } else if uri.query().unwrap_or_default().contains("watch=true") {
         // Nothing ever happens.
         pending().await

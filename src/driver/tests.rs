@@ -96,6 +96,33 @@ fn begin(driver: &Arc<Driver>) -> HoldDecision {
 }
 
 #[tokio::test]
+async fn what_has_become_of_a_restart_is_in_the_history() {
+    let place = Place::new();
+    let driver = place.driver().await;
+    begin(&driver);
+    place.clock.pass(Duration::from_secs(1));
+    driver.deleted();
+    let history = place.dir.path().join("state/history.jsonl");
+    let text = loop {
+        match std::fs::read_to_string(&history) {
+            Ok(text) if text.ends_with('\n') => break text,
+            _ => tokio::task::yield_now().await,
+        }
+    };
+    let entry: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(
+        (&entry["container"], &entry["exitCode"]),
+        (&json!("a"), &json!(42))
+    );
+    let source = "restart-rules.reprise.dev";
+    assert_eq!(entry["rule"], json!({"number": 1, "source": source}));
+    assert_eq!(
+        (&entry["outcome"], &entry["restarts"]),
+        (&json!("PodEnded"), &json!(1))
+    );
+}
+
+#[tokio::test]
 async fn a_pods_conditions_stay_its_drivers_when_its_restart_is_over() {
     let place = Place::new();
     let driver = place.driver().await;

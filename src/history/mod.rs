@@ -154,13 +154,13 @@ fn millis(duration: Duration) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::plan::tests::plan;
     use crate::restart::pod::Timings;
 
     /// A restart of that pod that is over.
-    pub(super) fn exited(pod: &str) -> Entry {
+    pub(crate) fn exited(pod: &str) -> Entry {
         let rule = MatchedRule {
             number: 2,
             source: "restart-rules.reprise.dev/pod".to_owned(),

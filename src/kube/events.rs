@@ -1,10 +1,19 @@
 //! Events on pods, for `kubectl describe`.
+//!
+//! What repeats is one event that counts, as the kubelet's are (`EventCorrelator`, client-go
+//! `tools/record/events_cache.go`): its message is the last one. That is why they are those of the core group: of the others, of
+//! `events.k8s.io`, the message cannot be changed (`ValidateEventUpdate`, `pkg/apis/core/validation/events.go`).
 
-use k8s_openapi::api::core::v1::ObjectReference;
-use kube::Client;
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use std::collections::HashMap;
+
+use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client, Error};
+use serde_json::json;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Duration, timeout};
+use tokio::time::{Duration, Instant, timeout};
 
 use crate::ids::{PodKey, PodUid};
 use crate::text;
@@ -12,17 +21,20 @@ use crate::text;
 /// Events beyond this many that wait for the API server are dropped: nothing here may grow without bound. A
 /// replay has some ten, and hundreds of pods may restart at once.
 const QUEUE: usize = 2048;
-/// The longest note that the API server takes, in bytes whatever its error says (`NoteLengthLimit`,
-/// `pkg/apis/core/validation/events.go`). Reasons, of which it takes 128, are ours and short.
-const LONGEST_NOTE: usize = 1024;
-/// Likewise of an action (`ActionLengthLimit`).
-const LONGEST_ACTION: usize = 128;
-/// Likewise of the name of whoever reports; a node's name may have 253 (`ReportingInstanceLengthLimit`).
+/// The longest message, in bytes, as of events of the other group (`NoteLengthLimit`, the same file). Nobody limits these.
+const LONGEST_MESSAGE: usize = 1024;
+/// Likewise the name of whoever reports; a node's name may have 253 (`ReportingInstanceLengthLimit`).
 const LONGEST_INSTANCE: usize = 128;
+/// How long the API server keeps an event that does not repeat, by default (`--event-ttl`).
+const KEPT: Duration = Duration::from_hours(1);
+/// So many series are known at a time.
+const MOST_SERIES: usize = 4096;
 /// How long the API server may take over one event.
 const LIMIT: Duration = Duration::from_secs(10);
 /// How long anybody waits for his events.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Who says it.
+const COMPONENT: &str = "reprise";
 
 /// How serious an event is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +43,19 @@ pub enum EventKind {
     Normal,
     /// Somebody should look.
     Warning,
+}
+
+/// What is said of an object.
+#[derive(Debug, Clone, Copy)]
+pub struct Said<'a> {
+    /// How serious it is.
+    pub kind: EventKind,
+    /// Why it is said, in one word.
+    pub reason: &'a str,
+    /// What is said for the same reason, of the same object, and has this in common is one event, which counts.
+    pub series: &'a str,
+    /// The same for people. As much of it is published as an event can have.
+    pub message: &'a str,
 }
 
 /// Publishes events; never fails.
@@ -42,46 +67,43 @@ pub struct Events {
 /// What waits for the API server.
 struct Queued {
     on: ObjectReference,
-    event: Event,
+    kind: EventKind,
+    series: Series,
+    message: String,
     /// Dropped when that is over.
     over: oneshot::Sender<()>,
+}
+
+/// What repeats itself: on the object with that UID, for that reason, and what it is about.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Series {
+    uid: Option<String>,
+    reason: String,
+    about: String,
 }
 
 impl Events {
     /// Events come from `reprise` on node `node`. Must be called on the async runtime.
     #[must_use]
     pub fn new(client: Client, node: &str) -> Self {
-        let reporter = Reporter {
-            controller: "reprise".to_owned(),
-            instance: Some(text::cut(node, LONGEST_INSTANCE).into_owned()),
+        let publisher = Publisher {
+            client,
+            node: node.to_owned(),
+            known: HashMap::new(),
         };
-        let recorder = Recorder::new(client, reporter);
         let (queue, receiver) = mpsc::channel(QUEUE);
-        tokio::spawn(publish_all(recorder, receiver));
+        tokio::spawn(publisher.run(receiver));
         Self { queue }
     }
 
-    /// Publishes an event on a pod, in due time, with as much of the message as an event can have.
-    pub fn publish(
-        &self,
-        pod: &PodKey,
-        uid: &PodUid,
-        kind: EventKind,
-        reason: &str,
-        message: &str,
-    ) {
-        self.publish_on(of_pod(pod, uid), kind, reason, message);
+    /// Publishes an event on a pod, in due time.
+    pub fn publish(&self, pod: &PodKey, uid: &PodUid, said: Said<'_>) {
+        self.publish_on(of_pod(pod, uid), said);
     }
 
     /// The same on any object.
-    pub(crate) fn publish_on(
-        &self,
-        on: ObjectReference,
-        kind: EventKind,
-        reason: &str,
-        message: &str,
-    ) {
-        drop(self.enqueue(on, kind, reason, message));
+    pub(crate) fn publish_on(&self, on: ObjectReference, said: Said<'_>) {
+        drop(self.enqueue(on, said));
     }
 
     /// The same on a pod and an owner, and waits until the API server has taken both, but not for long.
@@ -89,40 +111,38 @@ impl Events {
         &self,
         (pod, uid): (&PodKey, &PodUid),
         owner: ObjectReference,
-        kind: EventKind,
-        reason: &str,
-        message: &str,
+        said: Said<'_>,
     ) {
-        let on_pod = self.enqueue(of_pod(pod, uid), kind, reason, message);
-        let on_owner = self.enqueue(owner, kind, reason, message);
+        let on_pod = self.enqueue(of_pod(pod, uid), said);
+        let on_owner = self.enqueue(owner, said);
         // It is over when the other end is gone.
         let both = async { (on_pod.await, on_owner.await) };
         if timeout(PATIENCE, both).await.is_err() {
+            let reason = said.reason;
             tracing::debug!(%pod, reason, "does not wait for an event any longer");
         }
     }
 
-    fn enqueue(
-        &self,
-        on: ObjectReference,
-        kind: EventKind,
-        reason: &str,
-        message: &str,
-    ) -> oneshot::Receiver<()> {
-        let event = Event {
-            type_: match kind {
-                EventKind::Normal => EventType::Normal,
-                EventKind::Warning => EventType::Warning,
-            },
-            reason: reason.to_owned(),
-            note: Some(words(message, LONGEST_NOTE)),
-            // The recorder makes one series of all events that have this and the reason in common, with the note of the
-            // first: only what says the same is the same.
-            action: words(message, LONGEST_ACTION),
-            secondary: None,
-        };
+    fn enqueue(&self, on: ObjectReference, said: Said<'_>) -> oneshot::Receiver<()> {
+        let Said {
+            kind,
+            reason,
+            series,
+            message,
+        } = said;
         let (over, is_over) = oneshot::channel();
-        if self.queue.try_send(Queued { on, event, over }).is_err() {
+        let queued = Queued {
+            kind,
+            series: Series {
+                uid: on.uid.clone(),
+                reason: reason.to_owned(),
+                about: words(series),
+            },
+            on,
+            message: words(message),
+            over,
+        };
+        if self.queue.try_send(queued).is_err() {
             tracing::debug!(
                 reason,
                 message,
@@ -145,102 +165,313 @@ fn of_pod(pod: &PodKey, uid: &PodUid) -> ObjectReference {
 }
 
 /// As much of it as may be written there.
-fn words(message: &str, longest: usize) -> String {
-    text::cut(&text::printable(message), longest).into_owned()
+fn words(message: &str) -> String {
+    text::cut(&text::printable(message), LONGEST_MESSAGE).into_owned()
 }
 
-async fn publish_all(recorder: Recorder, mut queue: mpsc::Receiver<Queued>) {
-    while let Some(Queued { on, event, over }) = queue.recv().await {
-        let reason = &event.reason;
-        match timeout(LIMIT, recorder.publish(&event, &on)).await {
-            Ok(Ok(())) => {}
-            // An event that is lost is not worth a warning each: the log has the same.
-            Ok(Err(error)) => tracing::debug!(%error, reason, "could not publish an event"),
-            Err(_) => tracing::debug!(reason, "the API server did not take an event in time"),
+/// Writes one event after another.
+struct Publisher {
+    client: Client,
+    node: String,
+    /// What may be said once more.
+    known: HashMap<Series, Known>,
+}
+
+/// An event that is in the API.
+struct Known {
+    name: String,
+    count: i32,
+    last: Instant,
+}
+
+impl Publisher {
+    async fn run(mut self, mut queue: mpsc::Receiver<Queued>) {
+        while let Some(Queued {
+            on,
+            kind,
+            series,
+            message,
+            over,
+        }) = queue.recv().await
+        {
+            let reason = series.reason.clone();
+            match timeout(LIMIT, self.publish(on, kind, series, message)).await {
+                Ok(Ok(())) => {}
+                // An event that is lost is not worth a warning each: the log has the same.
+                Ok(Err(error)) => tracing::debug!(%error, reason, "could not publish an event"),
+                Err(_) => tracing::debug!(reason, "the API server did not take an event in time"),
+            }
+            drop(over);
         }
-        drop(over);
     }
+
+    async fn publish(
+        &mut self,
+        on: ObjectReference,
+        kind: EventKind,
+        series: Series,
+        message: String,
+    ) -> Result<(), Error> {
+        let namespace = on.namespace.as_deref().unwrap_or("default");
+        let api = Api::namespaced(self.client.clone(), namespace);
+        if let Some(known) = self.known.get_mut(&series) {
+            match known.repeat(&api, &message).await {
+                // It has been deleted, or forgotten.
+                Err(Error::Api(status)) if status.code == 404 => {}
+                repeated => return repeated,
+            }
+        }
+        let event = self.event(on, kind, series.reason.clone(), message);
+        let name = event.metadata.name.clone().unwrap_or_default();
+        api.create(&PostParams::default(), &event).await?;
+        self.forget_some();
+        let known = Known {
+            name,
+            count: 1,
+            last: Instant::now(),
+        };
+        self.known.insert(series, known);
+        Ok(())
+    }
+
+    /// Makes room for one more.
+    fn forget_some(&mut self) {
+        self.known.retain(|_, known| known.last.elapsed() < KEPT);
+        if self.known.len() >= MOST_SERIES {
+            let oldest = self.known.iter().min_by_key(|(_, known)| known.last);
+            if let Some(oldest) = oldest.map(|(series, _)| series.clone()) {
+                self.known.remove(&oldest);
+            }
+        }
+    }
+
+    /// As the kubelet makes them (`makeEvent`, client-go `tools/record/event.go`).
+    fn event(
+        &self,
+        on: ObjectReference,
+        kind: EventKind,
+        reason: String,
+        message: String,
+    ) -> Event {
+        let now = Timestamp::now();
+        let instance = text::cut(&self.node, LONGEST_INSTANCE).into_owned();
+        Event {
+            metadata: ObjectMeta {
+                name: Some(event_name(on.name.as_deref().unwrap_or(COMPONENT), now)),
+                namespace: on.namespace.clone(),
+                ..ObjectMeta::default()
+            },
+            involved_object: on,
+            type_: Some(format!("{kind:?}")),
+            reason: Some(reason),
+            message: Some(message),
+            count: Some(1),
+            first_timestamp: Some(Time(now)),
+            last_timestamp: Some(Time(now)),
+            source: Some(EventSource {
+                component: Some(COMPONENT.to_owned()),
+                host: Some(self.node.clone()),
+            }),
+            reporting_component: Some(COMPONENT.to_owned()),
+            reporting_instance: Some(instance),
+            ..Event::default()
+        }
+    }
+}
+
+impl Known {
+    /// Says it once more.
+    async fn repeat(&mut self, api: &Api<Event>, message: &str) -> Result<(), Error> {
+        let count = self.count.saturating_add(1);
+        let now = Time(Timestamp::now());
+        let patch = json!({"count": count, "lastTimestamp": now, "message": message});
+        let params = PatchParams::default();
+        api.patch(&self.name, &params, &Patch::Merge(patch)).await?;
+        self.count = count;
+        self.last = Instant::now();
+        Ok(())
+    }
+}
+
+/// As client-go has it, of as much of the object's name as an event's has room for.
+fn event_name(object: &str, now: Timestamp) -> String {
+    const LONGEST: usize = 253;
+    let suffix = format!(".{:x}", now.as_nanosecond());
+    let most = object.floor_char_boundary(LONGEST - suffix.len());
+    let object = object[..most].trim_end_matches(['.', '-']);
+    format!("{object}{suffix}")
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use http::{Request, Response};
+    use http::{Request, Response, StatusCode};
     use kube::client::Body;
     use serde_json::Value;
+    use tower_test::mock::{Handle, pair};
 
-    /// What the API server is asked to keep.
-    async fn published(node: &str, message: &str) -> Value {
-        let (service, mut server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
-        let events = Events::new(Client::new(service, "default"), node);
-        let pod = PodKey {
-            namespace: "n".to_owned(),
-            name: "p".to_owned(),
-        };
-        events.publish(&pod, &"u1".into(), EventKind::Warning, "BackOff", message);
-        let (request, _) = server.next_request().await.unwrap();
-        let body = request.into_body().collect_bytes().await.unwrap();
-        serde_json::from_slice(&body).unwrap()
+    use super::*;
+
+    type Server = Handle<Request<Body>, Response<Body>>;
+
+    fn events(node: &str) -> (Events, Server) {
+        let (service, server) = pair();
+        (Events::new(Client::new(service, "default"), node), server)
     }
 
-    #[tokio::test]
-    async fn an_event_has_as_much_of_its_message_as_the_api_server_takes() {
-        let event = published("node-1", "Container a exited").await;
-        assert_eq!(event["note"], "Container a exited");
-        // Each é has two bytes, and each escape becomes eight.
-        let event = published(
-            "node-1",
-            &format!("{}\u{9b}{}", "é".repeat(400), "x".repeat(400)),
-        )
-        .await;
-        let note = event["note"].as_str().unwrap();
-        assert_eq!(note.len(), LONGEST_NOTE);
-        assert!(note.starts_with(&format!("{}\\u{{9b}}xx", "é".repeat(400))));
-        assert!(note.ends_with("x…"), "{note}");
-    }
-
-    #[tokio::test]
-    async fn only_events_that_say_the_same_are_a_series() {
-        let (service, mut server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
-        let events = Events::new(Client::new(service, "default"), "node-1");
-        let pod = PodKey {
+    fn pod(name: &str) -> PodKey {
+        PodKey {
             namespace: "n".to_owned(),
-            name: "p".to_owned(),
-        };
-        for (message, method) in [("a", "POST"), ("b", "POST"), ("a", "PATCH")] {
-            events.publish(&pod, &"u1".into(), EventKind::Normal, "Started", message);
-            let (request, answer) = server.next_request().await.unwrap();
-            assert_eq!(request.method().as_str(), method, "{message}");
-            let body = request.into_body().collect_bytes().await.unwrap();
-            assert_eq!(
-                serde_json::from_slice::<Value>(&body).unwrap()["note"],
-                message
-            );
-            answer.send_response(Response::new(Body::from(body.to_vec())));
+            name: name.to_owned(),
         }
+    }
+
+    fn said<'a>(series: &'a str, message: &'a str) -> Said<'a> {
+        Said {
+            kind: EventKind::Warning,
+            reason: "BackOff",
+            series,
+            message,
+        }
+    }
+
+    /// What the API server is asked to do next, which it does, or answers with that status.
+    async fn asked(server: &mut Server, status: StatusCode) -> (String, Value) {
+        let (request, answer) = server.next_request().await.unwrap();
+        let method = request.method().to_string();
+        let body = request.into_body().collect_bytes().await.unwrap();
+        let value: Value = serde_json::from_slice(&body).unwrap();
+        let text = match status {
+            StatusCode::OK => json!({"metadata": {}, "involvedObject": {}}),
+            failure => json!({"status": "Failure", "code": failure.as_u16()}),
+        };
+        let mut response = Response::new(Body::from(text.to_string().into_bytes()));
+        *response.status_mut() = status;
+        answer.send_response(response);
+        (method, value)
+    }
+
+    async fn published(node: &str, pod_name: &str, message: &str) -> Value {
+        let (events, mut server) = events(node);
+        events.publish(&pod(pod_name), &"u1".into(), said(message, message));
+        asked(&mut server, StatusCode::OK).await.1
+    }
+
+    #[tokio::test]
+    async fn an_event_looks_like_the_kubelets() {
+        let event = published("node-1", "p", "Container a exited").await;
+        assert_eq!(event["message"], "Container a exited");
+        let about =
+            json!({"apiVersion": "v1", "kind": "Pod", "namespace": "n", "name": "p", "uid": "u1"});
+        assert_eq!(event["involvedObject"], about);
+        assert_eq!(
+            (&event["type"], &event["count"]),
+            (&json!("Warning"), &json!(1))
+        );
+        assert_eq!(
+            event["source"],
+            json!({"component": "reprise", "host": "node-1"})
+        );
+        assert_eq!(event["firstTimestamp"], event["lastTimestamp"]);
+        assert_eq!(event["metadata"]["namespace"], "n");
+    }
+
+    #[tokio::test]
+    async fn an_event_has_as_much_of_its_message_as_it_may_and_a_name_that_is_one() {
+        // Each é has two bytes, and each escape becomes eight.
+        let long = format!("{}\u{9b}{}", "é".repeat(400), "x".repeat(400));
+        let event = published(&"n".repeat(253), &"a.".repeat(126), &long).await;
+        let message = event["message"].as_str().unwrap();
+        assert_eq!(message.len(), LONGEST_MESSAGE);
+        assert!(message.starts_with(&format!("{}\\u{{9b}}xx", "é".repeat(400))));
+        assert!(message.ends_with("x…"), "{message}");
+        let instance = event["reportingInstance"].as_str().unwrap();
+        assert_eq!(instance.len(), LONGEST_INSTANCE);
+        let name = event["metadata"]["name"].as_str().unwrap();
+        assert!(name.len() <= 253 && !name.contains(".."), "{name}");
+    }
+
+    #[tokio::test]
+    async fn what_is_of_one_series_is_counted_and_said_as_it_was_last() {
+        let (events, mut server) = events("node-1");
+        for (uid, series, message, method) in [
+            ("u1", "a", "a in 9 ms", "POST"),
+            ("u1", "b", "b", "POST"),
+            ("u2", "a", "a in 8 ms", "POST"),
+            ("u1", "a", "a in 7 ms", "PATCH"),
+            ("u1", "a", "a in 6 ms", "PATCH"),
+        ] {
+            events.publish(&pod("p"), &uid.into(), said(series, message));
+            let (asked, event) = asked(&mut server, StatusCode::OK).await;
+            assert_eq!(
+                (asked.as_str(), &event["message"]),
+                (method, &json!(message))
+            );
+            if message == "a in 6 ms" {
+                assert_eq!(event["count"], 3);
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn what_the_api_server_has_forgotten_is_said_anew() {
+        let (events, mut server) = events("node-1");
+        let say = |message| events.publish(&pod("p"), &"u1".into(), said("a", message));
+        say("first");
+        asked(&mut server, StatusCode::OK).await;
+        say("second");
+        assert_eq!(asked(&mut server, StatusCode::NOT_FOUND).await.0, "PATCH");
+        let (method, event) = asked(&mut server, StatusCode::OK).await;
+        assert_eq!(
+            (method.as_str(), &event["message"]),
+            ("POST", &json!("second"))
+        );
+        say("third");
+        let (_, event) = asked(&mut server, StatusCode::OK).await;
+        assert_eq!(event["count"], 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_more_is_known_of_events_than_there_may_be() {
+        let (service, _server) = pair::<Request<Body>, Response<Body>>();
+        let mut publisher = Publisher {
+            client: Client::new(service, "default"),
+            node: "node-1".to_owned(),
+            known: HashMap::new(),
+        };
+        for number in 0..=MOST_SERIES {
+            publisher.forget_some();
+            let series = Series {
+                uid: None,
+                reason: "BackOff".to_owned(),
+                about: number.to_string(),
+            };
+            let known = Known {
+                name: String::new(),
+                count: 1,
+                last: Instant::now(),
+            };
+            publisher.known.insert(series, known);
+            tokio::time::advance(Duration::from_millis(1)).await;
+        }
+        assert_eq!(publisher.known.len(), MOST_SERIES);
+        assert!(publisher.known.keys().all(|series| series.about != "0"));
+        tokio::time::advance(KEPT).await;
+        publisher.forget_some();
+        assert!(publisher.known.is_empty());
     }
 
     #[tokio::test(start_paused = true)]
     async fn who_waits_for_his_events_does_so_until_they_are_taken_but_not_for_long() {
         for is_there in [true, false] {
-            let (service, mut server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
-            let events = Events::new(Client::new(service, "default"), "node-1");
-            let pod = PodKey {
-                namespace: "n".to_owned(),
-                name: "p".to_owned(),
-            };
-            let (uid, owner, kind) = ("u1".into(), of_pod(&pod, &"u2".into()), EventKind::Warning);
-            let began = tokio::time::Instant::now();
-            let published = events.publish_before((&pod, &uid), owner, kind, "HardReset", "a");
+            let (events, mut server) = events("node-1");
+            let (pod, uid, owner) = (pod("p"), "u1".into(), of_pod(&pod("q"), &"u2".into()));
+            let began = Instant::now();
+            let published = events.publish_before((&pod, &uid), owner, said("a", "a"));
             let serve = async {
                 for _ in 0..2 {
-                    let (request, answer) = server.next_request().await.unwrap();
                     tokio::time::sleep(PATIENCE / 4).await;
                     if is_there {
-                        let body = request.into_body().collect_bytes().await.unwrap();
-                        answer.send_response(Response::new(Body::from(body.to_vec())));
-                    } else {
-                        std::future::pending::<()>().await;
+                        asked(&mut server, StatusCode::OK).await;
                     }
                 }
                 std::future::pending::<()>().await;
@@ -255,14 +486,5 @@ mod tests {
                 "{is_there}"
             );
         }
-    }
-
-    #[tokio::test]
-    async fn an_event_comes_from_a_node_whose_name_is_long_as_well() {
-        let event = published(&"n".repeat(253), "a").await;
-        assert_eq!(
-            event["reportingInstance"].as_str().unwrap().len(),
-            LONGEST_INSTANCE
-        );
     }
 }

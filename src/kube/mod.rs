@@ -24,7 +24,7 @@ pub(crate) use connect::{connect_as_user, connect_once};
 pub(crate) use daemon_sets::DaemonSets;
 pub use declaration::Declaration;
 pub use endings::{Ending, Endings};
-pub use events::{EventKind, Events};
+pub use events::{EventKind, Events, Said};
 pub(crate) use evictions::{Evicted, Evictions, Version};
 pub use features::{KubeletFeatures, NoVersion, watch_features};
 pub use leases::LeaseError;

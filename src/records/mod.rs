@@ -293,6 +293,7 @@ mod tests {
 
     use super::*;
     use crate::back_off::BackOff;
+    use crate::history::tests::exited;
     use crate::plan::tests::plan;
     use crate::restart::machine::Phase;
 
@@ -457,6 +458,33 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_history_that_cannot_be_written_is_no_trouble_of_the_records() {
+        let place = Place::new();
+        fs::create_dir(place.state("history.jsonl")).unwrap();
+        place.records.note(exited("p")).await;
+        assert!(!place.records.disk.trouble().is_there());
+        fs::remove_dir(place.state("history.jsonl")).unwrap();
+        place.records.note(exited("p")).await;
+        let text = fs::read_to_string(place.state("history.jsonl")).unwrap();
+        assert_eq!(text.lines().count(), 1);
+    }
+
+    #[tokio::test]
+    async fn restarts_under_way_are_seen_without_being_touched() {
+        let place = Place::new();
+        let state = place.dir.path().join("state");
+        assert!(
+            under_way(&place.dir.path().join("none"))
+                .unwrap()
+                .is_empty()
+        );
+        place.records.save(record(Phase::Down)).await;
+        fs::write(place.state("restarts/s2.json"), "{").unwrap();
+        assert_eq!(under_way(&state).unwrap(), [record(Phase::Down)]);
+        assert!(place.state("restarts/s2.json").exists());
+    }
+
+    #[tokio::test]
     async fn a_state_directory_that_cannot_be_made_is_done_without() {
         let dir = tempfile::tempdir().unwrap();
         let records = Records::open(Path::new("/proc/x"), &dir.path().join("run")).unwrap();
@@ -506,6 +534,9 @@ mod tests {
         records.save(record(Phase::Up)).await;
         assert!(records.disk.trouble().is_there());
         assert!(records.load().is_empty());
+        // A line may fit where no file does.
+        records.note(exited("p")).await;
+        assert!(records.disk.trouble().is_there());
         records.forget(plan().pod.sandbox).await;
         assert!(records.disk.trouble().is_there());
         fs::remove_file(small.0.path().join("full")).unwrap();

@@ -98,7 +98,10 @@ mod tests {
 
     #[test]
     fn a_condition_names_the_rule_and_the_end_of_the_back_off_after_what_is_fixed() {
-        let told = |change: fn(&mut Story<'_>)| told(change, |story| story.condition_message());
+        fn message(story: &Story<'_>) -> String {
+            story.condition_message()
+        }
+        let told = |change: fn(&mut Story<'_>)| told(change, message);
         assert_eq!(told(|_| {}), format!("{CAUSE} (rule 2)"));
         assert_eq!(told(|it| it.rule = None), CAUSE);
         let backs_off = told(|it| it.back_off = Duration::from_secs(10));

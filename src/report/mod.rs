@@ -1,8 +1,10 @@
 //! What people see of the plugin's decisions: one log line and one event on the pod for each.
 
 mod condition;
+mod reason;
 
 pub use condition::kind as condition_type;
+pub(crate) use reason::Reason;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -12,7 +14,7 @@ use tokio::sync::oneshot;
 use tracing::field;
 
 use crate::ids::{ContainerName, ExitCode, PodIdentity, PodUid};
-use crate::kube::{Conditions, EventKind, Events, KubeletFeatures, PodSpec};
+use crate::kube::{Conditions, Events, KubeletFeatures, PodSpec, Said};
 use crate::policy::{Action, RequestError};
 use crate::text;
 
@@ -131,9 +133,9 @@ impl Reporter {
     /// A restart was decided.
     pub fn restarting(&self, story: &Story<'_>) {
         let (what, reason) = match story.action {
-            Action::Restart => ("one container", "RestartingContainer"),
-            Action::RestartAllContainers => ("all containers", "RestartingAllContainers"),
-            Action::RestartPod => ("the pod", "RestartingPod"),
+            Action::Restart => ("one container", Reason::RestartingContainer),
+            Action::RestartAllContainers => ("all containers", Reason::RestartingAllContainers),
+            Action::RestartPod => ("the pod", Reason::RestartingPod),
         };
         let Story {
             container, code, ..
@@ -143,7 +145,10 @@ impl Reporter {
             pod = %story.pod.key, %container, exit_code = code, request = story.request, restart = story.restart,
             "restarting {what} in place, {}", story.how()
         );
-        self.event(story.pod, EventKind::Normal, reason, &story.cause());
+        let cause = story.cause();
+        // Each request has a value of its own.
+        let series = story.request.map_or(cause.as_str(), |_| "request");
+        self.event(story.pod, reason.said_of(series, &cause));
         if !story.back_off.is_zero() {
             let seconds = story.back_off.as_secs();
             tracing::warn!(pod = %story.pod.key, restart = story.restart, seconds, "the pod restarts too often: backing off");
@@ -151,7 +156,7 @@ impl Reporter {
                 "Back-off: the pod restarts too often, nothing starts before {}",
                 story.start_at
             );
-            self.event(story.pod, EventKind::Warning, "BackOff", &message);
+            self.event(story.pod, Reason::BackOff.said_of("", &message));
         }
     }
 
@@ -249,28 +254,28 @@ impl Reporter {
         let message = format!(
             "Exits of {names} cannot be held, so that the kubelet may act on them before the pod is restarted (with restartPolicy Never the pod may fail): {why}"
         );
-        self.event(pod, EventKind::Warning, "NotProtected", &message);
+        self.event(pod, Reason::NotProtected.said(&message));
     }
 
     /// All containers have been started again.
     pub fn restarted(&self, story: &Story<'_>, took: Duration) {
         let took_ms = took.as_millis();
         let (what, reason) = match story.action {
-            Action::Restart => ("the container runs", "RestartedContainer"),
-            Action::RestartAllContainers => ("all containers run", "RestartedAllContainers"),
-            Action::RestartPod => ("all containers run", "RestartedPod"),
+            Action::Restart => ("the container runs", Reason::RestartedContainer),
+            Action::RestartAllContainers => ("all containers run", Reason::RestartedAllContainers),
+            Action::RestartPod => ("all containers run", Reason::RestartedPod),
         };
         let way = story.how();
         tracing::info!(pod = %story.pod.key, restart = story.restart, took_ms, "{what} again, {way}");
         let message = format!("Restarted in place in {took_ms} ms, {way}");
-        self.event(story.pod, EventKind::Normal, reason, &message);
+        self.event(story.pod, reason.said_of(story.way, &message));
     }
 
     /// The plugin itself has made and started a container, as the kubelet tells of those that it starts.
     pub fn started(&self, pod: &PodIdentity, container: &ContainerName) {
-        for (reason, done) in [("Created", "created"), ("Started", "started")] {
+        for (reason, done) in [(Reason::Created, "created"), (Reason::Started, "started")] {
             let message = format!("Container {container} {done} by replay");
-            self.event(pod, EventKind::Normal, reason, &message);
+            self.event(pod, reason.said(&message));
         }
     }
 
@@ -283,7 +288,7 @@ impl Reporter {
     ) {
         tracing::warn!(pod = %pod.key, %container, %error, "a preStop hook failed");
         let message = format!("PreStopHook of {container} failed");
-        self.event(pod, EventKind::Warning, "FailedPreStopHook", &message);
+        self.event(pod, Reason::FailedPreStopHook.said(&message));
     }
 
     /// The same of a postStart hook; the container is ended for it.
@@ -295,7 +300,7 @@ impl Reporter {
     ) {
         tracing::warn!(pod = %pod.key, %container, %error, "a postStart hook failed: the container is ended");
         let message = format!("PostStartHook of {container} failed");
-        self.event(pod, EventKind::Warning, "FailedPostStartHook", &message);
+        self.event(pod, Reason::FailedPostStartHook.said(&message));
     }
 
     /// An init container failed under `restartPolicy: Never`; the kubelet says so itself.
@@ -310,7 +315,7 @@ impl Reporter {
     pub fn ending(&self, pod: &PodIdentity) {
         tracing::info!(pod = %pod.key, "the kubelet is ending the pod: it is left to it");
         let message = "Not restarted: the kubelet is ending the pod";
-        self.event(pod, EventKind::Normal, "NotRestarted", message);
+        self.event(pod, Reason::NotRestarted.said(message));
     }
 
     /// The kubelet itself has ended the container whose exit asked for the restart.
@@ -322,7 +327,7 @@ impl Reporter {
         );
         let message =
             format!("Not restarted: the kubelet has ended container {container} to start it again");
-        self.event(story.pod, EventKind::Normal, "NotRestarted", &message);
+        self.event(story.pod, Reason::NotRestarted.said(&message));
     }
 
     /// The pod was deleted, or came to its end, during the restart.
@@ -373,21 +378,21 @@ impl Reporter {
 
     fn incomplete(&self, pod: &PodIdentity, why: &str) {
         let message = format!("Gave up: {why}");
-        self.event(pod, EventKind::Warning, "RestartIncomplete", &message);
+        self.event(pod, Reason::RestartIncomplete.said(&message));
     }
 
     /// A pod's annotations cannot be used: it runs as without the plugin.
     pub fn invalid_rules(&self, pod: &PodIdentity, error: &dyn fmt::Display) {
         tracing::warn!(pod = %pod.key, %error, "the pod's restart rules are not used");
         let message = format!("Restart rules are not used: {error}");
-        self.event(pod, EventKind::Warning, "InvalidRestartRules", &message);
+        self.event(pod, Reason::InvalidRestartRules.said(&message));
     }
 
     /// A request to restart the pod cannot be used.
     pub fn invalid_request(&self, pod: &PodIdentity, error: RequestError) {
         tracing::warn!(pod = %pod.key, %error, "a request to restart the pod is not used");
         let message = format!("Not restarted as requested: {error}");
-        self.event(pod, EventKind::Warning, "InvalidRestartRequest", &message);
+        self.event(pod, Reason::InvalidRestartRequest.said(&message));
     }
 
     /// Rules of these containers match exits by signals, whoever sent them.
@@ -398,12 +403,12 @@ impl Reporter {
         let message = format!(
             "Rules of {names} match 137 or 143, with which containers also end that somebody else kills: list these codes in a NotIn rule"
         );
-        self.event(pod, EventKind::Warning, "RulesMatchKills", &message);
+        self.event(pod, Reason::RulesMatchKills.said(&message));
     }
 
-    fn event(&self, pod: &PodIdentity, kind: EventKind, reason: &'static str, message: &str) {
+    fn event(&self, pod: &PodIdentity, said: Said<'_>) {
         if let Some(events) = &self.events {
-            events.publish(&pod.key, &pod.uid, kind, reason, message);
+            events.publish(&pod.key, &pod.uid, said);
         }
     }
 }

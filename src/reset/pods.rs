@@ -143,7 +143,7 @@ impl Notice {
     }
 
     /// What makes it news.
-    fn essence(&self) -> String {
+    pub(super) fn essence(&self) -> String {
         match self {
             Self::Invalid(text)
             | Self::Unusable(text)

@@ -6,6 +6,7 @@ use super::pods::Notice;
 use super::terms::Method;
 use crate::ids::{PodKey, PodUid};
 use crate::kube::{EventKind, Events, Owner};
+use crate::report::Reason;
 
 /// Tells people.
 #[derive(Debug)]
@@ -33,22 +34,21 @@ impl Voice {
         };
         let message = evidence.summary(doing);
         tracing::warn!(%pod, %owner, "{message}");
-        let (owner, kind) = (owner.reference(), EventKind::Warning);
+        let said = Reason::HardReset.said(&message);
         self.events
-            .publish_before((pod, uid), owner, kind, "HardReset", &message)
+            .publish_before((pod, uid), owner.reference(), said)
             .await;
     }
 
     pub(super) fn tell(&self, pod: &PodKey, uid: &PodUid, notice: &Notice) {
-        let (kind, reason, message) = match notice {
+        let series = notice.essence();
+        let (reason, message) = match notice {
             Notice::Invalid(error) => (
-                EventKind::Warning,
-                "InvalidFailurePolicy",
+                Reason::InvalidFailurePolicy,
                 format!("The failure policy is not used: {error}"),
             ),
             Notice::Unusable(why) => (
-                EventKind::Warning,
-                "HardResetImpossible",
+                Reason::HardResetImpossible,
                 format!("The pod is not deleted however often it crashes: {why}"),
             ),
             Notice::Deferred(why, wait) => {
@@ -63,8 +63,7 @@ impl Voice {
                 };
                 let wait = wait.as_secs();
                 (
-                    EventKind::Normal,
-                    "HardResetDeferred",
+                    Reason::HardResetDeferred,
                     format!("The hard reset waits for {wait} s: {why}"),
                 )
             }
@@ -73,38 +72,30 @@ impl Voice {
                 let message = format!(
                     "No hard reset: {resets} of {owner} have not helped, which looks like a bug of the application; the next is possible in {wait} s"
                 );
-                self.events.publish_on(
-                    owner.reference(),
-                    EventKind::Warning,
-                    "HardResetGivenUp",
-                    &message,
-                );
-                (EventKind::Warning, "HardResetGivenUp", message)
+                let said = Reason::HardResetGivenUp.said_of(&series, &message);
+                self.events.publish_on(owner.reference(), said);
+                (Reason::HardResetGivenUp, message)
             }
             Notice::Refused(why) => (
-                EventKind::Warning,
-                "HardResetRefused",
+                Reason::HardResetRefused,
                 format!("The hard reset is tried again later: {why}"),
             ),
-            Notice::Denied(what) => (
-                EventKind::Warning,
-                "HardResetDenied",
-                format!("No hard reset: {what}"),
-            ),
+            Notice::Denied(what) => (Reason::HardResetDenied, format!("No hard reset: {what}")),
             Notice::Failed(why, false) => {
                 tracing::warn!(%pod, why, "a hard reset did not work: it is tried again");
                 return;
             }
             Notice::Failed(why, true) => (
-                EventKind::Warning,
-                "HardResetFailed",
+                Reason::HardResetFailed,
                 format!("The hard reset did not work, again, and is tried later: {why}"),
             ),
         };
-        match kind {
-            EventKind::Normal => tracing::info!(%pod, reason, "{message}"),
-            EventKind::Warning => tracing::warn!(%pod, reason, "{message}"),
+        let name = reason.name();
+        match reason.kind() {
+            EventKind::Normal => tracing::info!(%pod, reason = name, "{message}"),
+            EventKind::Warning => tracing::warn!(%pod, reason = name, "{message}"),
         }
-        self.events.publish(pod, uid, kind, reason, &message);
+        self.events
+            .publish(pod, uid, reason.said_of(&series, &message));
     }
 }

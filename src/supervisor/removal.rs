@@ -260,7 +260,9 @@ mod tests {
         let path = |name: &str| dir.path().join(name);
         fs::create_dir(path("restarts")).unwrap();
         fs::write(path("restarts/s1.json"), "{}").unwrap();
-        fs::write(path("hard-resets.json"), "{}").unwrap();
+        for file in ["hard-resets.json", "history.jsonl", "history.new"] {
+            fs::write(path(file), "{}").unwrap();
+        }
         fs::write(path("other"), "").unwrap();
         let mut rest = Vec::new();
         for names in [&records::STATE_FILES[..], &reset::STATE_FILES] {

@@ -520,19 +520,17 @@ impl LivePod {
 
     /// By events, as `kubectl describe` shows them.
     async fn restart_is_told(&self, trigger: &str, code: i32, decided: &str) -> Result<()> {
-        let (what, target) = if decided.contains("one container in place") {
-            ("Container", "container")
+        let (begins, ends, target) = if decided.contains("one container in place") {
+            ("RestartingContainer", "RestartedContainer", "container")
         } else if decided.contains("the pod in place") {
-            ("Pod", "pod")
+            ("RestartingPod", "RestartedPod", "pod")
         } else {
-            ("AllContainers", "pod")
+            ("RestartingAllContainers", "RestartedAllContainers", "pod")
         };
         let cause =
             format!("Container {trigger} exited with code {code}, triggering {target} restart");
-        self.until_told(&format!("Restarting{what}"), &cause)
-            .await?;
-        self.until_told(&format!("Restarted{what}"), "Restarted in place in ")
-            .await
+        self.until_told(begins, &cause).await?;
+        self.until_told(ends, "Restarted in place in ").await
     }
 
     /// `lastState` and `logs --previous` of the trigger, wherever its old container stays; of every container, and what

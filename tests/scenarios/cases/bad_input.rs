@@ -5,7 +5,7 @@ use std::process::Stdio;
 use anyhow::{Result, ensure};
 use futures::future::try_join_all;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::PostParams;
+use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 use crate::plugin::Sockets;
@@ -32,6 +32,8 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         annotation_of_a_quarter_of_a_mebibyte_is_reported,
         anchors_are_reported,
         pod_that_takes_the_uid_of_another_changes_nothing_for_it,
+        request_that_is_too_long_is_reported,
+        failure_policy_that_is_none_is_reported,
     ];
     // A second plugin would report the others' annotations, too.
     scenarios.extend(scenarios![Alone:
@@ -89,6 +91,29 @@ async fn the_one_warning(pod: &LivePod) -> Result<String> {
 
 async fn rules_are_reported(stage: &Stage, rules: &Value, needles: &[&str]) -> Result<()> {
     is_reported(stage, KEY, &rules.to_string(), needles).await
+}
+
+async fn request_that_is_too_long_is_reported(stage: Stage) -> Result<()> {
+    let shape = Shape::always().regular("trainer");
+    let pod = stage.running(shape.restarts_all("trainer", 42)).await?;
+    let before = pod.recorder.current();
+    let request = json!({"restart-request.reprise.dev/pod": "x".repeat(129)});
+    let patch = Patch::Merge(json!({"metadata": {"annotations": request}}));
+    let pods = stage.node.pods();
+    pods.patch(&pod.name, &PatchParams::default(), &patch)
+        .await?;
+    pod.until_told("InvalidRestartRequest", "has 129 bytes")
+        .await?;
+    let now = pod.recorder.current();
+    ensure!(now.containers == before.containers, "{now}");
+    Ok(())
+}
+
+async fn failure_policy_that_is_none_is_reported(stage: Stage) -> Result<()> {
+    let shape = Shape::always().regular("trainer");
+    let shape = shape.annotation("failure-policy.reprise.dev", "action: Explode");
+    let pod = stage.running(shape).await?;
+    pod.until_told("InvalidFailurePolicy", "Explode").await
 }
 
 async fn annotation_that_cannot_be_read_is_reported(stage: Stage) -> Result<()> {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::jiff::Timestamp;
 use rustix::process::Signal;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
@@ -11,6 +12,7 @@ use super::probes::probe;
 use super::under;
 use crate::evidence::{Deed, Entry};
 use crate::node::NATIVE;
+use crate::pod::LivePod;
 use crate::recorder::{Snapshot, Told};
 use crate::restarted::Before;
 use crate::scenario::{Scenario, scenarios};
@@ -24,6 +26,8 @@ const WAITED_FOR: Duration = Duration::from_millis(150);
 const STOPPED: Duration = Duration::from_millis(120);
 /// What was killed is not made and started again in so little time.
 const LOOK: Duration = Duration::from_millis(2);
+/// What the second restart in a row waits for.
+const FIRST_BACK_OFF: Duration = Duration::from_secs(10);
 /// On a busy node a moment is longer.
 const TRIES: usize = 4;
 
@@ -47,6 +51,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         "that_restarts_with_grace_says_so_until_its_startup_probes_have_passed",
         says_so_until_it_has_started,
     ));
+    scenarios.extend(scenarios![Shared: condition_says_until_when_a_pod_backs_off]);
     scenarios.extend(scenarios![Alone:
         condition_is_true_before_anything_is_killed,
         conditions_are_caught_up_when_the_api_server_was_away,
@@ -73,7 +78,7 @@ pub(super) fn true_then_false(told: &[(Duration, Told)]) -> Result<(Duration, Du
         "first {first:?}, then {last:?}"
     );
     for told in [first, last] {
-        let message = "Container trainer exited with code 42, triggering pod restart";
+        let message = "Container trainer exited with code 42, triggering pod restart (rule 1)";
         ensure!(told.message == message, "{told:?}");
         ensure!(told.reason == "ContainerExited", "{told:?}");
     }
@@ -152,6 +157,55 @@ async fn says_so_until_it_has_started(stage: Stage, shape: Shape) -> Result<()> 
     let up = up.context("it is not up")?.at;
     ensure!(up < ended, "False was seen before its probe had passed");
     Ok(())
+}
+
+/// Waits until the condition that tells of the pod's last restart begins so.
+pub(super) async fn until_last_restart(pod: &LivePod, beginning: &str) -> Result<()> {
+    wait::until("the condition tells of the restart", PATIENCE, async || {
+        let told = message(pod, "reprise.dev/LastRestart").await?;
+        let begins = told.starts_with(beginning);
+        Ok(begins.then_some(()).ok_or(told))
+    })
+    .await
+}
+
+async fn message(pod: &LivePod, kind: &str) -> Result<String> {
+    let status = pod.node.pods().get_status(&pod.name).await?.status;
+    let conditions = status.and_then(|it| it.conditions).unwrap_or_default();
+    let condition = conditions.into_iter().find(|it| it.type_ == kind);
+    Ok(condition.and_then(|it| it.message).unwrap_or_default())
+}
+
+/// All is dead by then, so that it is False.
+async fn condition_says_until_when_a_pod_backs_off(stage: Stage) -> Result<()> {
+    let kind = all_containers(&stage).await?;
+    let shape = Shape::never()
+        .regular("trainer")
+        .regular("logger")
+        .restarts_all("trainer", 42);
+    let pod = stage.running(shape).await?;
+    pod.restarts_all("trainer", 42).await?;
+    let before = Before::of(&pod).await?;
+    pod.exit("trainer", 42).await?;
+    let until = wait::until("the condition names a time", PATIENCE, async || {
+        let told = message(&pod, kind).await?;
+        let cause = "Container trainer exited with code 42, triggering pod restart (rule 1)";
+        let time = told.strip_prefix(&format!("{cause}; back-off until "));
+        Ok(time.map(str::to_owned).ok_or(told))
+    })
+    .await?;
+    let until: Timestamp = until.parse()?;
+    let left = until.duration_since(Timestamp::now());
+    ensure!(
+        left.is_positive() && left.unsigned_abs() <= FIRST_BACK_OFF,
+        "{left}"
+    );
+    pod.has_restarted(&before).await?;
+    let told = pod.told_since(&before, kind);
+    let statuses: Vec<bool> = told.iter().map(|(_, told)| told.status).collect();
+    ensure!(statuses == [true, false], "{told:?}");
+    let last = "Restart 2: container trainer exited with code 42 (rule 1), restarted in ";
+    until_last_restart(&pod, last).await
 }
 
 /// The API server has stopped for a moment: what it has not heard of has not begun.

@@ -59,6 +59,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         pod_without_a_controller_stays_and_is_told_so,
         restarts_are_counted_across_the_death_of_plugin_and_api_server,
         nothing_is_reset_without_the_rights,
+        nothing_is_reset_that_cannot_be_written_down,
     ];
     scenarios.extend(taking_long(scenarios![Alone:
         two_plugins_keep_one_cooldown,
@@ -697,6 +698,23 @@ async fn nothing_is_reset_without_the_rights(stage: Stage) -> Result<()> {
         live.must_stay()?;
         stage.node.kubectl("apply", RIGHTS).await?;
         live.until_gone(1, PATIENCE).await?;
+        Ok(())
+    })
+    .await
+}
+
+async fn nothing_is_reset_that_cannot_be_written_down(stage: Stage) -> Result<()> {
+    with(&stage, json!({"maxRestartsOnNode": 2}), async |stage| {
+        let file = stage.plugin.state_dir().join("hard-resets.json");
+        // No file takes its place.
+        let _ = fs::remove_file(&file);
+        fs::create_dir(&file)?;
+        let live = Live::of(stage, 1, &crashing()).await?;
+        let told = until_told(stage, "Pod", &live.name, "HardResetFailed", CRASHES).await?;
+        ensure!(told.contains("did not work, again"), "{told}");
+        live.must_stay()?;
+        fs::remove_dir(&file)?;
+        live.until_gone(1, CRASHES).await?;
         Ok(())
     })
     .await

@@ -29,6 +29,7 @@ mod many_containers;
 mod namespaces;
 mod never;
 mod on_failure;
+mod past;
 mod probes;
 mod relists;
 mod removal;
@@ -84,6 +85,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         devices::scenarios(),
         cpus::scenarios(),
         conditions::scenarios(),
+        past::scenarios(),
         credentials::scenarios(),
         back_off::scenarios(),
         spec_rules::scenarios(),
