@@ -46,6 +46,7 @@ fn help_and_version_succeed() {
         &["help", "run"],
         &["help", "hook"],
         &["check", "-h"],
+        &["history", "-h"],
     ] {
         let (code, out, _) = run(arguments);
         assert_eq!(code, Some(0), "{arguments:?}");
@@ -257,6 +258,29 @@ fn kubectl_is_told_what_may_follow() {
     assert_eq!(complete(&["restart", "--wa"]), expected("--wait\n:4\n"));
     // No API server answers.
     assert_eq!(complete(&["restart", "--wait", "a"]), expected(":4\n"));
+}
+
+#[test]
+fn history_is_shown_or_said_why_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let state = directory.path().join("state");
+    let state = state.to_str().unwrap();
+    let (code, out, error) = run(&["history", "--state-dir", state]);
+    assert_eq!((code, out.as_str()), (Some(1), ""));
+    let expected = format!("reprise: no history: there is no {state}; has the plugin run");
+    assert!(error.starts_with(&expected), "{error}");
+    fs::create_dir(state).unwrap();
+    let none = (Some(0), String::new(), "no restart so far\n".to_owned());
+    assert_eq!(run(&["history", "--state-dir", state]), none);
+    let config = directory.path().join("config.yaml");
+    fs::write(&config, format!("state-dir: {state}\n")).unwrap();
+    let config = config.to_str().unwrap();
+    let json = ["history", "-o", "json", "--config", config];
+    let (code, out, _) = run(&json);
+    assert_eq!((code, out.as_str()), (Some(0), "[\n]\n"));
+    let (code, _, error) = run(&[&json[..], &["web-0"]].concat());
+    let expected = "reprise: no restart of web-0 is in the history of this node\n";
+    assert_eq!((code, error.as_str()), (Some(1), expected));
 }
 
 fn repository(path: &str) -> PathBuf {
