@@ -11,7 +11,6 @@ use std::fmt;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
-use tracing::field;
 
 use crate::ids::{ContainerName, ExitCode, PodIdentity, PodUid};
 use crate::kube::{Conditions, Events, KubeletFeatures, PodSpec, Said};
@@ -140,7 +139,7 @@ impl Reporter {
         let Story {
             container, code, ..
         } = story;
-        let code = story.request.is_none().then(|| field::display(code));
+        let code = story.request.is_none().then_some(code.0);
         tracing::info!(
             pod = %story.pod.key, %container, exit_code = code, request = story.request, restart = story.restart,
             "restarting {what} in place, {}", story.how()
