@@ -6,6 +6,8 @@ readonly CRI_API_VERSION=0.37.2
 readonly CONTAINERD_API_VERSION=1.12.0
 readonly HELM_VERSION=4.3.1
 readonly CRITEST_VERSION=1.37.0
+# Prometheus 3.16.0, as its module is numbered.
+readonly PROMETHEUS_VERSION=0.316.0
 
 readonly NODE_PACKAGES=(etcd-server containernetworking-plugins busybox-static iproute2 procps jq openssl curl
     ca-certificates)
@@ -126,6 +128,13 @@ build_helm() { # VERSION TEMP
     go_build "$temp/src" "$temp/bin" "-X $path/internal/version.version=v$version" "" "$path/cmd/helm"
 }
 
+# Of Prometheus nothing else is wanted, and no discovery of targets, which is most of it.
+build_promtool() { # VERSION TEMP
+    local version=$1 temp=$2 path=github.com/prometheus/prometheus
+    borrow_module "$temp/src" "$path" "$version"
+    go_build "$temp/src" "$temp/bin" "" remove_all_sd "$path/cmd/promtool"
+}
+
 # It is a test of its module, not a program.
 build_critest() { # VERSION TEMP
     local version=$1 temp=$2 path=sigs.k8s.io/cri-tools
@@ -169,6 +178,11 @@ helm_bin() { echo "$CACHE/bin/helm-$HELM_VERSION"; }
 
 # For the chart alone; no node needs it.
 ensure_helm() { ensure "$(helm_bin)" build_helm "$HELM_VERSION"; }
+
+promtool_bin() { echo "$CACHE/bin/promtool-$PROMETHEUS_VERSION"; }
+
+# For metrics.sh alone.
+ensure_promtool() { ensure "$(promtool_bin)" build_promtool "$PROMETHEUS_VERSION"; }
 
 critest_bin() { echo "$CACHE/bin/critest-$CRITEST_VERSION"; }
 

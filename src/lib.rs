@@ -16,6 +16,7 @@ pub mod history;
 pub mod ids;
 pub mod kube;
 pub mod log;
+pub mod metrics;
 pub mod node;
 pub mod plan;
 pub mod policy;

@@ -6,11 +6,12 @@ mod values;
 
 use std::fs;
 use std::io;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use settings::{RunArgs, Settings};
-pub use values::{BadValue, CriEndpoint, DaemonSetName, LogFormat, LogLevel, NriIndex};
+pub use values::{BadValue, CriEndpoint, DaemonSetName, Listen, LogFormat, LogLevel, NriIndex};
 
 use crate::back_off::{BackOff, BackOffError};
 use crate::policy::Start;
@@ -122,6 +123,8 @@ pub struct Config {
     pub run_dir: PathBuf,
     /// Where is kept what must outlive a restart of the plugin.
     pub state_dir: PathBuf,
+    /// Where metrics and health can be asked for; `None`: nowhere.
+    pub listen: Option<SocketAddr>,
     /// The hook's executable, as the container runtime sees it.
     pub hook: HookPlace,
     /// The `DaemonSet` that runs this plugin.
@@ -197,6 +200,7 @@ impl Config {
             state_dir: settings
                 .state_dir
                 .unwrap_or_else(|| "/var/lib/reprise".into()),
+            listen: settings.listen.unwrap_or_default().0,
             hook: match (settings.hook_path, settings.hook_dir) {
                 (Some(_), Some(_)) => return Err(ConfigError::TwoHooks),
                 (None, Some(dir)) => HookPlace::Copy(dir),
@@ -295,6 +299,7 @@ kubeconfig: /k
 node-name: other
 run-dir: /r
 state-dir: /s
+listen: '[::]:1'
 hook-path: /h
 daemonset: kube-system/reprise
 static-pod-path: /p
@@ -314,6 +319,7 @@ log-level: debug
         assert_eq!(config.node_name, "other");
         assert_eq!(config.run_dir, Path::new("/r"));
         assert_eq!(config.state_dir, Path::new("/s"));
+        assert_eq!(config.listen, Some("[::]:1".parse().unwrap()));
         assert_eq!(config.hook, HookPlace::There("/h".into()));
         let daemonset = config.daemonset.map(|it| it.to_string());
         assert_eq!(daemonset.as_deref(), Some("kube-system/reprise"));
@@ -336,6 +342,24 @@ log-level: debug
         for bad in ["reprise", "/reprise", "kube-system/", "a/b/c"] {
             let error = error(&format!("daemonset: {bad}"));
             assert!(error.contains("a namespace and a name"), "{error}");
+        }
+    }
+
+    #[test]
+    fn metrics_are_the_nodes_own_unless_they_are_wanted_elsewhere_or_nowhere() {
+        let listen = |file| load(file).unwrap().listen.map(|it| it.to_string());
+        assert_eq!(listen("").as_deref(), Some("127.0.0.1:9808"));
+        assert_eq!(listen("listen: 0.0.0.0:80").as_deref(), Some("0.0.0.0:80"));
+        assert_eq!(listen("listen: ''"), None);
+        for bad in [
+            "9808",
+            "':9808'",
+            "localhost:9808",
+            "1.2.3.4",
+            "1.2.3.4:70000",
+        ] {
+            let error = error(&format!("listen: {bad}"));
+            assert!(error.contains("IP:PORT"), "{error}");
         }
     }
 

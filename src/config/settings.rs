@@ -7,7 +7,7 @@ use clap::builder::BoolishValueParser;
 use serde::Deserialize;
 
 use super::ConfigError;
-use super::values::{CriEndpoint, DaemonSetName, LogFormat, LogLevel, NriIndex};
+use super::values::{CriEndpoint, DaemonSetName, Listen, LogFormat, LogLevel, NriIndex};
 use crate::policy::Start;
 use crate::replay::Devices;
 use crate::reset::Terms;
@@ -53,6 +53,9 @@ pub struct Settings {
     /// Where is kept what must outlive a restart of the plugin [default: /var/lib/reprise]
     #[arg(long, value_name = "DIR", env = "REPRISE_STATE_DIR")]
     pub state_dir: Option<PathBuf>,
+    /// Where /metrics, /healthz and /readyz are served by HTTP, as IP:PORT; empty: nowhere [default: 127.0.0.1:9808]
+    #[arg(long, value_name = "ADDR", env = "REPRISE_LISTEN")]
+    pub listen: Option<Listen>,
     /// This executable, as the container runtime sees it [default: as it sees itself]
     #[arg(long, value_name = "PATH", env = "REPRISE_HOOK_PATH")]
     pub hook_path: Option<PathBuf>,
@@ -135,6 +138,7 @@ impl Settings {
             node_name: self.node_name.or(lower.node_name),
             run_dir: self.run_dir.or(lower.run_dir),
             state_dir: self.state_dir.or(lower.state_dir),
+            listen: self.listen.or(lower.listen),
             hook_path: self.hook_path.or(lower.hook_path),
             hook_dir: self.hook_dir.or(lower.hook_dir),
             daemonset: self.daemonset.or(lower.daemonset),

@@ -1,6 +1,7 @@
 //! Values of settings that are more than text.
 
 use std::fmt;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -75,6 +76,37 @@ impl FromStr for NriIndex {
     }
 }
 
+/// Where metrics and health can be asked for, if they can.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Listen(pub(super) Option<SocketAddr>);
+
+impl Default for Listen {
+    fn default() -> Self {
+        Self(Some((Ipv4Addr::LOCALHOST, 9808).into()))
+    }
+}
+
+impl FromStr for Listen {
+    type Err = BadValue;
+
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        if text.is_empty() {
+            return Ok(Self(None));
+        }
+        let address = text.parse().map_err(|_| BadValue::Listen)?;
+        Ok(Self(Some(address)))
+    }
+}
+
+impl TryFrom<String> for Listen {
+    type Error = BadValue;
+
+    fn try_from(text: String) -> Result<Self, BadValue> {
+        text.parse()
+    }
+}
+
 /// Names one `DaemonSet`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
@@ -123,6 +155,9 @@ pub enum BadValue {
     /// Not an index.
     #[error("an NRI index is two digits, as in 10")]
     NriIndex,
+    /// Not an address.
+    #[error("an address to listen on is IP:PORT, as in 127.0.0.1:9808 or [::]:9808, or nothing")]
+    Listen,
     /// Not a namespace and a name.
     #[error("a DaemonSet is a namespace and a name, as in kube-system/reprise")]
     DaemonSetName,

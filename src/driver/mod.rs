@@ -32,11 +32,12 @@ use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, JoinHandle, spawn_blocking};
 
 use crate::back_off::Past;
-use crate::clock::{Clock, Moment};
+use crate::clock::{self, Clock, Moment};
 use crate::cri::{self, Containerd};
-use crate::exit_hold::{Hold, HoldDecision, HoldRequest};
+use crate::exit_hold::{self, Hold, HoldDecision, HoldRequest};
 use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity};
 use crate::kube::{Endings, KubeletFeatures, Manifest, PodSpec, StaticPods};
+use crate::metrics::{Counted, Metrics};
 use crate::node::Instance;
 use crate::policy::{Unread, Written};
 use crate::records::Records;
@@ -67,6 +68,8 @@ pub struct Tools {
     pub records: Records,
     /// Logs, events and conditions.
     pub reporter: Reporter,
+    /// What is counted and measured.
+    pub metrics: Arc<Metrics>,
     /// Which pods the kubelet is ending, if there is an API server.
     pub endings: Option<Endings>,
     /// Where the kubelet has its static pods from.
@@ -160,12 +163,26 @@ struct Kill {
     task: AbortHandle,
 }
 
+/// A hook waits until this is dropped.
+#[derive(Debug)]
+struct Waiting {
+    hook: oneshot::Sender<()>,
+    since: Instant,
+    metrics: Arc<Metrics>,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let held = clock::now().saturating_duration_since(self.since);
+        self.metrics.exit_held(held.min(exit_hold::LIMIT));
+    }
+}
+
 #[derive(Debug)]
 struct State {
     pod: Pod,
     hooks: Hooks,
-    /// Hooks that wait, each until its sender is dropped.
-    waiting: HashMap<ContainerId, oneshot::Sender<()>>,
+    waiting: HashMap<ContainerId, Waiting>,
     kills: HashMap<ContainerId, Kill>,
     /// Containers that are being removed: once is enough.
     sweeping: HashSet<ContainerId>,
@@ -176,6 +193,9 @@ struct State {
     turn: Option<Turn>,
     /// While others had better wait for what shields it.
     exposed: Option<Exposed>,
+    /// While it restarts, and while that waits for a back-off.
+    under_way: Option<Counted>,
+    backing_off: Option<Counted>,
     /// A condition was set: what the API tells of it may be older, and no predecessor's.
     announced: bool,
 }
@@ -241,6 +261,8 @@ impl Driver {
                 replay: None,
                 turn: None,
                 exposed: None,
+                under_way: None,
+                backing_off: None,
                 announced: false,
             }),
             tools,
@@ -297,7 +319,7 @@ impl Driver {
         let state = self.lock();
         // A hook gives up by itself.
         let mut waiting = state.waiting.values();
-        state.pod.wants(Task::Holds) || waiting.any(|hook| !hook.is_closed())
+        state.pod.wants(Task::Holds) || waiting.any(|it| !it.hook.is_closed())
     }
 
     /// Whether what runs is being stopped behind its shield.
@@ -407,8 +429,13 @@ impl Driver {
             if !waits {
                 return HoldDecision::Go;
             }
-            let (release, released) = oneshot::channel();
-            state.waiting.insert(id.clone(), release);
+            let (hook, released) = oneshot::channel();
+            let waiting = Waiting {
+                hook,
+                since: now.at.checked_sub(request.waited).unwrap_or(now.at),
+                metrics: Arc::clone(&self.tools.metrics),
+            };
+            state.waiting.insert(id.clone(), waiting);
             HoldDecision::Wait(released)
         })
     }
@@ -416,7 +443,11 @@ impl Driver {
     /// Whether the kubelet may create a container of that name now; the refusal is written for people.
     pub(crate) fn admit_create(self: &Arc<Self>, name: &ContainerName) -> Result<(), String> {
         self.hosts.is_written();
-        self.tell(|pod, now| pod.admit_create(name, now))
+        let admitted = self.tell(|pod, now| pod.admit_create(name, now));
+        if admitted.is_err() {
+            self.tools.metrics.gate_refused();
+        }
+        admitted
     }
 
     /// What was in the runtime at `asked`, no longer than [`OLDEST_LIST`] ago, whatever was heard before.

@@ -36,7 +36,7 @@ impl Driver {
             match command {
                 Command::Do(order) => self.enqueue(Job::Do(order)),
                 Command::Kill(id) => self.begin_kill(state, &id),
-                Command::Remove(id) => self.sweep(id),
+                Command::Remove(id) => self.sweep_leftover(id),
                 Command::EndKill(id) => {
                     if let Some(kill) = state.kills.remove(&id) {
                         kill.task.abort();
@@ -61,12 +61,30 @@ impl Driver {
         if goes_first != state.exposed.is_some() {
             state.exposed = goes_first.then(|| self.tools.turns.expose());
         }
+        self.count(state);
+    }
+
+    fn count(&self, state: &mut State) {
+        let metrics = &self.tools.metrics;
+        let restarts = state.pod.wants(Task::Restart);
+        if restarts != state.under_way.is_some() {
+            state.under_way = restarts.then(|| metrics.under_way());
+        }
+        let backs_off = state.pod.wants(Task::BackOff);
+        if backs_off != state.backing_off.is_some() {
+            state.backing_off = backs_off.then(|| metrics.backing_off());
+        }
     }
 
     fn say(&self, state: &mut State, saying: Saying) {
         let reporter = &self.tools.reporter;
         match saying {
+            Saying::NotReplayed(blocker) => self.tools.metrics.replay_declined(&blocker),
             Saying::Restarting(plan) => reporter.restarting(&story(&plan)),
+            Saying::BegunAnew(begun) => reporter.begun_anew(&self.pod, &begun),
+            Saying::Unmatched(container, code) => {
+                reporter.unmatched(&self.pod, &container, code);
+            }
             Saying::Ending => reporter.ending(&self.pod),
             Saying::NotProtected(containers) => {
                 if let Some(why) = state.hooks.why_unprotected(self.tools.clock.moment().at) {
@@ -272,11 +290,22 @@ impl Driver {
     }
 
     pub(super) fn sweep(self: &Arc<Self>, id: ContainerId) {
+        self.sweep_once(id, || ());
+    }
+
+    /// What belongs to no restart any more, and is not being removed as part of one.
+    fn sweep_leftover(self: &Arc<Self>, id: ContainerId) {
+        let metrics = Arc::clone(&self.tools.metrics);
+        self.sweep_once(id, move || metrics.leftover_swept());
+    }
+
+    fn sweep_once(self: &Arc<Self>, id: ContainerId, begins: impl FnOnce() + Send + 'static) {
         let driver = Arc::clone(self);
         tokio::spawn(async move {
             if driver.tools.starts.are_ending() || !driver.lock().sweeping.insert(id.clone()) {
                 return;
             }
+            begins();
             loop {
                 let remove = async {
                     driver.end_unseen(&id).await;
@@ -310,6 +339,9 @@ impl Driver {
             .save_past(sandbox.clone(), finished.past.clone())
             .await;
         records.forget(sandbox.clone()).await;
+        self.tools
+            .metrics
+            .restarted(plan, outcome, finished.timings);
         records.note(Entry::of(&finished, outcome)).await;
         let (reporter, story) = (&self.tools.reporter, story(plan));
         if let Some(ending) = ending(&finished, outcome, took) {

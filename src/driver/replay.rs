@@ -83,7 +83,10 @@ impl Driver {
                 return;
             }
             let result = replay.map(|replay| state.replay = Some(Arc::new(replay)));
-            let result = result.map_err(|blocker| blocker.to_string());
+            let result = result.map_err(|blocker| {
+                self.tools.metrics.replay_declined(&blocker);
+                blocker.to_string()
+            });
             state.pod.feed(Event::Recovered(result), now);
         });
     }

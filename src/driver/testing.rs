@@ -11,19 +11,22 @@ use crate::cri;
 use crate::driver::turns::Turns;
 use crate::exit_hold::Hold;
 use crate::kube::StaticPods;
+use crate::metrics::Metrics;
 use crate::policy::Start;
 use crate::records::Records;
 use crate::report::Reporter;
 use crate::restart::pod::Shared;
 
 pub(crate) fn tools(cri: cri::Client, dir: &Path) -> Tools {
+    let metrics = Arc::<Metrics>::default();
     let [ten, most, reset] = [10, 300, 600].map(Duration::from_secs);
     Tools {
         cri,
         containerd: None,
         hold: Hold::Hook,
         records: Records::open(&dir.join("state"), &dir.join("run")).unwrap(),
-        reporter: Reporter::new(None, None),
+        reporter: Reporter::new(None, None, Arc::clone(&metrics)),
+        metrics,
         endings: None,
         static_pods: StaticPods::new(&dir.join("manifests"), "node"),
         readers: Readers::default(),

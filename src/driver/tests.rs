@@ -123,6 +123,41 @@ async fn what_has_become_of_a_restart_is_in_the_history() {
 }
 
 #[tokio::test]
+async fn a_restart_and_what_is_held_for_it_are_counted() {
+    let place = Place::new();
+    let driver = place.driver().await;
+    let value = |series: &str| driver.tools.metrics.value(series);
+    let answer = begin(&driver);
+    assert_eq!(value("reprise_restarts_under_way"), 1);
+    assert_eq!(
+        value("reprise_replays_declined_total{reason=\"no_nri\"}"),
+        1
+    );
+    assert_eq!(value("reprise_exit_hold_seconds_count"), 0);
+    assert!(driver.admit_create(&"b".into()).is_err());
+    assert_eq!(value("reprise_gate_refusals_total"), 1);
+    driver.deleted();
+    drop(answer);
+    assert_eq!(value("reprise_exit_hold_seconds_count"), 1);
+    while driver.is_busy() {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(value("reprise_restarts_under_way"), 0);
+    while !driver
+        .tools
+        .metrics
+        .text()
+        .unwrap()
+        .contains("reprise_restarts_total{")
+    {
+        tokio::task::yield_now().await;
+    }
+    let of =
+        "action=\"RestartAllContainers\",trigger=\"exit\",way=\"placeholders\",outcome=\"deleted\"";
+    assert_eq!(value(&format!("reprise_restarts_total{{{of}}}")), 1);
+}
+
+#[tokio::test]
 async fn a_pods_conditions_stay_its_drivers_when_its_restart_is_over() {
     let place = Place::new();
     let driver = place.driver().await;

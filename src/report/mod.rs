@@ -8,13 +8,16 @@ pub(crate) use reason::Reason;
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
 
 use crate::ids::{ContainerName, ExitCode, PodIdentity, PodUid};
 use crate::kube::{Conditions, Events, KubeletFeatures, PodSpec, Said};
+use crate::metrics::Metrics;
 use crate::policy::{Action, RequestError};
+use crate::restart::pod::BegunAnew;
 use crate::text;
 
 /// What there is to say of a restart.
@@ -115,18 +118,27 @@ pub enum Unprotected {
     NotHeld,
 }
 
-/// Tells people. Events go to the API when it is there and are dropped when it is not: nothing waits for it.
+/// Tells people, and counts what it tells of. Events go to the API when it is there and are dropped when it is not: nothing waits for it.
 #[derive(Debug, Clone)]
 pub struct Reporter {
     events: Option<Events>,
     conditions: Option<Conditions>,
+    metrics: Arc<Metrics>,
 }
 
 impl Reporter {
     /// `None`: there is no API server, the log is all.
     #[must_use]
-    pub fn new(events: Option<Events>, conditions: Option<Conditions>) -> Self {
-        Self { events, conditions }
+    pub fn new(
+        events: Option<Events>,
+        conditions: Option<Conditions>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        Self {
+            events,
+            conditions,
+            metrics,
+        }
     }
 
     /// A restart was decided.
@@ -149,6 +161,7 @@ impl Reporter {
         let series = story.request.map_or(cause.as_str(), |_| "request");
         self.event(story.pod, reason.said_of(series, &cause));
         if !story.back_off.is_zero() {
+            self.metrics.back_off(story.back_off);
             let seconds = story.back_off.as_secs();
             tracing::warn!(pod = %story.pod.key, restart = story.restart, seconds, "the pod restarts too often: backing off");
             let message = format!(
@@ -157,6 +170,27 @@ impl Reporter {
             );
             self.event(story.pod, Reason::BackOff.said_of("", &message));
         }
+    }
+
+    /// A restart begins anew from what there is now, for the kubelet to start.
+    pub(crate) fn begun_anew(&self, pod: &PodIdentity, begun: &BegunAnew) {
+        let BegunAnew {
+            restart,
+            again,
+            disturbed,
+            why,
+        } = begun;
+        tracing::warn!(
+            pod = %pod.key, %restart, again, why,
+            "beginning anew: the kubelet starts the containers"
+        );
+        self.metrics.begun_anew(*disturbed);
+    }
+
+    /// A container with rules has failed, and none says what to do about that.
+    pub(crate) fn unmatched(&self, pod: &PodIdentity, container: &ContainerName, code: ExitCode) {
+        tracing::debug!(pod = %pod.key, %container, exit_code = %code, "no rule matches");
+        self.metrics.exit_unmatched();
     }
 
     /// Sets the pod's condition, of the pod with `api_uid` in the API. The receiver hears when that is done; `None`:

@@ -34,12 +34,13 @@ use crate::kube::{
     self, Conditions, Declaration, Endings, Events, KubeError, KubeletFeatures, PodChange, Pods,
     StaticPods,
 };
+use crate::metrics::{self, Health};
 use crate::node::OLDEST_LIST;
 use crate::records::{Records, RecordsError};
 use crate::report::Reporter;
 use crate::reset::{self, Resets};
 use crate::restart::machine::Record;
-use crate::restart::pod::Shared;
+use crate::restart::pod::{Gate, Shared};
 pub(crate) use plugin::{Parts, Reprise};
 pub(crate) use registry::Registry;
 pub use removal::{RemovalError, clean_all_nodes, clean_node, clean_node_for_good};
@@ -163,10 +164,12 @@ async fn work(
     plugin: &Reprise,
     taken_over: oneshot::Sender<()>,
 ) -> Result<(), RunError> {
+    let health = plugin.health();
     // Before anything is touched that another plugin may be at work with.
-    let sole = Sole::of(config, config.wait).await?;
+    let sole = alone(config, &health).await?;
     let endpoint = cri_endpoint(&config.cri_endpoints, was_launched).await?;
     let cri = cri::Client::connect(&endpoint.to_string())?;
+    health.found(cri.clone());
     let client = kube::connect(config.kubeconfig.as_deref()).await?;
     let (state_dir, run_dir) = (config.state_dir.clone(), config.run_dir.clone());
     let dirs = [&*config.state_dir, &*config.run_dir];
@@ -199,20 +202,14 @@ async fn work(
         containerd: containerd.clone(),
         hold,
         records: records.clone(),
-        reporter: Reporter::new(events.clone(), conditions),
+        reporter: Reporter::new(events.clone(), conditions, Arc::clone(health.metrics())),
+        metrics: Arc::clone(health.metrics()),
         endings: client.clone().map(Endings::new),
         static_pods: StaticPods::new(&config.static_pod_path, node),
         readers: Readers::default(),
         starts: Starts::default(),
         clock: Clock::default(),
-        shared: Arc::new(Shared {
-            gate: plugin.gate(),
-            start: config.start,
-            tells_all: !is_crio,
-            removals_show: is_crio,
-            replay_devices: config.replay_devices.clone(),
-            back_off: config.back_off,
-        }),
+        shared: Arc::new(shared(config, plugin.gate(), is_crio)),
         turns: Turns::of(cores()),
     });
     let missed = Arc::new(Notify::new());
@@ -252,14 +249,32 @@ async fn work(
     });
     // Whoever holds must know what it holds: until then a predecessor's hooks find no socket and try again.
     relist(&registry, left).await;
+    health.synchronised();
     let hooks = Server::bind(&hook_socket)?;
-    tokio::spawn(serve_hooks(hooks, hook_socket, Arc::clone(&registry), sole));
+    tokio::spawn(serve_hooks(
+        hooks,
+        hook_socket,
+        Arc::clone(&registry),
+        sole,
+        health,
+    ));
     // Nobody listens if the runtime launched this plugin: it could not wait.
     let _ = taken_over.send(());
     loop {
         until_look(&registry, &missed).await;
         relist(&registry, Vec::new()).await;
     }
+}
+
+/// The right to the directories, which a successor may wait for as long as the other plugin is at work: whoever asks for its
+/// health meanwhile is told so.
+async fn alone(config: &Config, health: &Arc<Health>) -> Result<Sole, LockError> {
+    if let Some(address) = config.listen {
+        metrics::serve_beside(address, Arc::clone(health));
+    }
+    let sole = Sole::of(config, config.wait, || health.waits()).await?;
+    health.is_alone();
+    Ok(sole)
 }
 
 /// Until something may have been missed. A runtime that has just come back does not tell of everything: of a sandbox that is
@@ -325,6 +340,17 @@ async fn cri_endpoint(endpoints: &[CriEndpoint], launched: bool) -> Result<&CriE
             return Err(RunError::NoRuntime(tried.join(" and ")));
         }
         sleep(LAUNCH_INTERVAL).await;
+    }
+}
+
+fn shared(config: &Config, gate: Arc<Gate>, is_crio: bool) -> Shared {
+    Shared {
+        gate,
+        start: config.start,
+        tells_all: !is_crio,
+        removals_show: is_crio,
+        replay_devices: config.replay_devices.clone(),
+        back_off: config.back_off,
     }
 }
 
@@ -412,12 +438,20 @@ fn stub(
 }
 
 /// Answers hooks for ever, in a new place when the old one is taken away.
-async fn serve_hooks(mut hooks: Server, socket: PathBuf, registry: Arc<Registry>, mut sole: Sole) {
+async fn serve_hooks(
+    mut hooks: Server,
+    socket: PathBuf,
+    registry: Arc<Registry>,
+    mut sole: Sole,
+    health: Arc<Health>,
+) {
     loop {
+        health.hooks_are_heard(true);
         let asked = Arc::clone(&registry);
         hooks
             .serve(move |request| asked.decide_hold(&request))
             .await;
+        health.hooks_are_heard(false);
         tracing::warn!(socket = %socket.display(), "hooks find their socket no longer: opening it again");
         hooks = loop {
             if let Err(error) = sole.renew() {

@@ -20,6 +20,7 @@ use crate::exit_hold::HookCopies;
 use crate::exit_hold::hook::HookArgs;
 use crate::ids::{ContainerId, ContainerName, ExitCode, SandboxId};
 use crate::kube::Declaration;
+use crate::metrics::{Handling, Health};
 use crate::node::{Instance, Maker};
 use crate::records::Records;
 use crate::restart::pod::Gate;
@@ -38,6 +39,7 @@ const RELEASE_INTERVAL: Duration = Duration::from_millis(10);
 pub struct Reprise {
     parts: OnceLock<Parts>,
     gate: Arc<Gate>,
+    health: Arc<Health>,
     /// Hears the configuration text that the runtime hands over, once.
     configured: Mutex<Option<oneshot::Sender<String>>>,
 }
@@ -66,9 +68,11 @@ impl Reprise {
     #[must_use]
     pub fn new() -> (Self, oneshot::Receiver<String>) {
         let (configured, configuration) = oneshot::channel();
+        let gate = Arc::default();
         let plugin = Self {
             parts: OnceLock::new(),
-            gate: Arc::default(),
+            health: Arc::new(Health::new(Arc::default(), Arc::clone(&gate))),
+            gate,
             configured: Mutex::new(Some(configured)),
         };
         (plugin, configuration)
@@ -84,6 +88,12 @@ impl Reprise {
     #[must_use]
     pub fn gate(&self) -> Arc<Gate> {
         Arc::clone(&self.gate)
+    }
+
+    /// How the plugin is.
+    #[must_use]
+    pub fn health(&self) -> Arc<Health> {
+        Arc::clone(&self.health)
     }
 
     /// No other plugin follows: waits, for a while, for the restarts under way.
@@ -120,6 +130,17 @@ impl Reprise {
             handler: &pod.runtime_handler,
             annotations: pod.annotations.iter(),
         })
+    }
+
+    /// A handler runs until this is dropped.
+    fn handling(&self, event: &'static str) -> Handling<'_> {
+        self.health.metrics().handlers().begin(event)
+    }
+
+    fn sandbox_is_gone(&self, pod: &PodSandbox) {
+        if let Some(registry) = self.registry() {
+            registry.sandbox_stopped(&pod.id.as_str().into());
+        }
     }
 
     /// Takes note of a container of a pod with rules.
@@ -183,6 +204,7 @@ impl Plugin for Reprise {
     }
 
     async fn configure(&self, runtime: RuntimeInfo, config: String) -> Result<(), Refusal> {
+        self.health.has_time(runtime.request_timeout);
         let mut configured = self
             .configured
             .lock()
@@ -220,10 +242,13 @@ impl Plugin for Reprise {
 
     async fn disconnected(&self) {
         self.gate.set(false);
+        self.health.metrics().nri_lost();
     }
 
     async fn synchronize(&self, _pods: Vec<PodSandbox>, containers: Vec<Container>) {
+        let _handling = self.handling("Synchronize");
         self.gate.set(true);
+        self.health.metrics().nri_connected();
         if let Some(copies) = self.parts.get().and_then(|parts| parts.copies.clone()) {
             // Another version's may have other arguments.
             let named = containers.iter().flat_map(|it| &it.hooks.poststop);
@@ -244,6 +269,7 @@ impl Plugin for Reprise {
         pod: PodSandbox,
         container: Container,
     ) -> Result<ContainerAdjustment, Refusal> {
+        let _handling = self.handling("CreateContainer");
         let Some((parts, driver)) = self.parts.get().zip(self.driver(&pod)) else {
             return Ok(ContainerAdjustment::new());
         };
@@ -263,6 +289,7 @@ impl Plugin for Reprise {
     }
 
     async fn post_create_container(&self, pod: PodSandbox, container: Container) {
+        let _handling = self.handling("PostCreateContainer");
         let Some(driver) = self.driver(&pod) else {
             return;
         };
@@ -273,6 +300,7 @@ impl Plugin for Reprise {
     }
 
     async fn post_start_container(&self, pod: PodSandbox, container: Container) {
+        let _handling = self.handling("PostStartContainer");
         if let Some(driver) = self.driver(&pod) {
             // It may have been made before this plugin was there.
             self.note(&driver, &container);
@@ -281,6 +309,7 @@ impl Plugin for Reprise {
     }
 
     async fn stop_container(&self, _pod: PodSandbox, container: Container) {
+        let _handling = self.handling("StopContainer");
         // Also sent when a stop begins, and before containerd 2.3 without saying so.
         let stopped = container.state.enum_value() == Ok(ContainerState::CONTAINER_STOPPED);
         if let Some(registry) = self.registry().filter(|_| stopped) {
@@ -289,19 +318,20 @@ impl Plugin for Reprise {
     }
 
     async fn remove_container(&self, _pod: PodSandbox, container: Container) {
+        let _handling = self.handling("RemoveContainer");
         if let Some(registry) = self.registry() {
             registry.removed(&id(&container));
         }
     }
 
     async fn stop_pod_sandbox(&self, pod: PodSandbox) {
-        if let Some(registry) = self.registry() {
-            registry.sandbox_stopped(&pod.id.as_str().into());
-        }
+        let _handling = self.handling("StopPodSandbox");
+        self.sandbox_is_gone(&pod);
     }
 
     async fn remove_pod_sandbox(&self, pod: PodSandbox) {
-        self.stop_pod_sandbox(pod).await;
+        let _handling = self.handling("RemovePodSandbox");
+        self.sandbox_is_gone(&pod);
     }
 }
 

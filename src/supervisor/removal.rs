@@ -149,7 +149,7 @@ pub async fn clean_node_for_good(config: &Config) -> Result<(), RemovalError> {
 ///
 /// What cannot be removed keeps nothing else from being removed.
 pub async fn clean_node(config: &Config) -> Result<(), RemovalError> {
-    let sole = Sole::of(config, false).await?;
+    let sole = Sole::of(config, false, || ()).await?;
     let mut rest = Vec::new();
     // Hooks that wait for a successor wait no longer.
     remove_files(&config.run_dir, &records::RUN_FILES, &mut rest);

@@ -58,8 +58,12 @@ pub(super) struct Sole {
 }
 
 impl Sole {
-    /// Takes both, or says who has them; if it is to `wait`, when those have ended.
-    pub(super) async fn of(config: &Config, wait: bool) -> Result<Self, LockError> {
+    /// Takes both, or says who has them; if it is to `wait`, when those have ended. `waits` hears that it does.
+    pub(super) async fn of(
+        config: &Config,
+        wait: bool,
+        waits: impl Fn(),
+    ) -> Result<Self, LockError> {
         let mut said = false;
         loop {
             let (run_dir, state_dir) = (config.run_dir.clone(), config.state_dir.clone());
@@ -68,6 +72,7 @@ impl Sole {
                 Err(LockError::Taken { path, who }) if wait => {
                     if !std::mem::replace(&mut said, true) {
                         tracing::info!(path = %path.display(), who, "another plugin is at work: waiting for its end");
+                        waits();
                     }
                 }
                 Ok(sole) if said => {

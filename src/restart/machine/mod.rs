@@ -129,6 +129,11 @@ impl Machine {
         (self.phase != Phase::Over).then(|| next.fold(self.deadline, Instant::min))
     }
 
+    /// Whether nothing may start yet.
+    pub(crate) fn backs_off(&self) -> bool {
+        self.start_at.is_some() && self.phase != Phase::Over
+    }
+
     /// Whether exits of what it replaces are held, or may be. A replay may have let them go, and wait for a slow init container.
     pub(crate) fn is_holding(&self) -> bool {
         let waits = self.waits() && self.held_until().is_none() && self.hooks_by.is_none();

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use super::Timings;
 use crate::back_off::Past;
-use crate::ids::{ContainerId, ContainerName};
+use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::PodSpec;
-use crate::plan::{Plan, Trigger};
+use crate::plan::{Plan, RestartId, Trigger};
 use crate::policy::{Action, PolicyError, RequestError};
+use crate::replay::ReplayBlocker;
 use crate::restart::machine::{Effect, Record};
 
 /// What is to be done about a pod.
@@ -70,7 +71,12 @@ pub(crate) struct Finished {
 /// What people should know.
 #[derive(Debug)]
 pub(crate) enum Saying {
+    /// The restart that begins is left to the kubelet.
+    NotReplayed(ReplayBlocker),
     Restarting(Box<Plan>),
+    BegunAnew(Box<BegunAnew>),
+    /// A container with rules has failed with this, and none matches.
+    Unmatched(ContainerName, ExitCode),
     Ending,
     /// The exits of these cannot be held.
     NotProtected(BTreeSet<ContainerName>),
@@ -78,4 +84,15 @@ pub(crate) enum Saying {
     InvalidRequest(RequestError),
     /// These restart their pod whoever kills them.
     KillsRestart(BTreeSet<ContainerName>),
+}
+
+/// A restart that begins anew, for the kubelet to start.
+#[derive(Debug)]
+pub(crate) struct BegunAnew {
+    pub(crate) restart: RestartId,
+    /// How often it had before because it was disturbed.
+    pub(crate) again: u8,
+    /// Whether it is disturbed, and no replay has failed.
+    pub(crate) disturbed: bool,
+    pub(crate) why: String,
 }

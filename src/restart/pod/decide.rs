@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Command, Course, Order, Pod, Saying};
+use super::{BegunAnew, Command, Course, Order, Pod, Saying};
 use crate::clock::Moment;
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{DEFAULT_GRACE, RestartPolicy};
@@ -92,7 +92,16 @@ impl Pod {
                 None => self.begin(&trigger, action, now),
             },
             _ if self.is_replayed(id) => {}
-            _ => drop(self.holds.remove(id)),
+            _ => {
+                self.say_what_is_unmatched(id);
+                self.holds.remove(id);
+            }
+        }
+    }
+
+    fn say_what_is_unmatched(&mut self, id: &ContainerId) {
+        if let Some((name, code)) = self.unmatched(id) {
+            self.say(Saying::Unmatched(name, code));
         }
     }
 
@@ -133,6 +142,7 @@ impl Pod {
         };
         if let Some(blocker) = self.blocker(&plan) {
             plan.starter = Starter::Kubelet(blocker.to_string());
+            self.say(Saying::NotReplayed(blocker));
         }
         let plan = self.settle(plan);
         self.say(Saying::Restarting(Box::new(plan.clone())));
@@ -182,10 +192,12 @@ impl Pod {
         let Some(before) = self.plan().cloned() else {
             return;
         };
-        tracing::warn!(
-            pod = %self.identity.key, restart = %before.id, again = before.again, why,
-            "beginning anew: the kubelet starts the containers"
-        );
+        self.say(Saying::BegunAnew(Box::new(BegunAnew {
+            restart: before.id.clone(),
+            again: before.again,
+            disturbed,
+            why: why.clone(),
+        })));
         if !disturbed {
             self.sweep_unstarted();
         }

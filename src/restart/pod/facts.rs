@@ -155,6 +155,18 @@ impl Pod {
         Some((trigger, action))
     }
 
+    /// What this container has failed with, if it has rules and none matches.
+    pub(super) fn unmatched(&self, id: &ContainerId) -> Option<(ContainerName, ExitCode)> {
+        let instance = self.instances.get(id).filter(|it| !it.is_placeholder())?;
+        let InstanceState::Ended(Some(code)) = instance.state else {
+            return None;
+        };
+        let name = &instance.name;
+        let covered = self.policy.as_ref()?.covers(name.as_str()) && self.is_member(name);
+        let failed = code != ExitCode::SUCCESS && !self.deleting;
+        (covered && failed && self.asked(id).is_none()).then(|| (name.clone(), code))
+    }
+
     /// Whether its failure is about to begin a restart.
     pub(super) fn will_ask(&self, id: &ContainerId) -> bool {
         let failure = |(trigger, _): (Trigger, Action)| trigger.code != ExitCode::SUCCESS;

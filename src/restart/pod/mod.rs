@@ -29,7 +29,7 @@ use crate::node::{Instance, InstanceState, Instances};
 use crate::plan::{Generation, RestartId};
 use crate::policy::{Policy, RequestError, Written};
 use crate::replay::Requests;
-pub(crate) use command::{Command, Finished, Order, Saying};
+pub(crate) use command::{BegunAnew, Command, Finished, Order, Saying};
 use course::Course;
 pub use course::Timings;
 pub use shared::{Gate, Shared};

@@ -115,6 +115,29 @@ fn a_container_that_its_own_policy_starts_again_is_restarted_where_the_pods_does
 }
 
 #[test]
+fn a_failure_that_no_rule_matches_is_told_once_and_nothing_else_is() {
+    let unmatched = |name: &str, code, deleted| {
+        let (mut pod, now) = (with_own_policy("Always", "Never"), moment());
+        let id = ContainerId::from("a-0");
+        pod.created(id.clone(), Instance::running(name));
+        if deleted {
+            pod.deleted(&now);
+        }
+        pod.ended(&id, Some(ExitCode(code)), &now);
+        pod.hook_is_missing(&id, &now);
+        pod.hook_is_missing(&id, &now);
+        let told = pod.commands().into_iter();
+        let told = told.filter(|it| matches!(it, Command::Say(Saying::Unmatched(..))));
+        told.count()
+    };
+    assert_eq!(unmatched("a", 1, false), 1);
+    assert_eq!(unmatched("a", 42, false), 0, "a rule matches");
+    assert_eq!(unmatched("a", 0, false), 0, "it has not failed");
+    assert_eq!(unmatched("b", 1, false), 0, "it has no rules");
+    assert_eq!(unmatched("a", 1, true), 0, "the pod is being deleted");
+}
+
+#[test]
 fn memory_that_is_requested_is_compared_with_what_each_attempt_was_made_with() {
     let spec = |memory: &str, generation: i64| {
         let resources = json!({"requests": {"memory": memory}});

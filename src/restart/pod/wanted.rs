@@ -13,6 +13,8 @@ pub(crate) enum Task<'t> {
     Hook,
     /// A restart is under way, or is over and wants things done.
     Restart,
+    /// Nothing of it may start yet: the pod restarts too often.
+    BackOff,
     /// Exits of that restart are held. A generation that begins anew is about containers that were started without a hook,
     /// and needs the gate.
     Holds,
@@ -62,6 +64,7 @@ impl Pod {
         match task {
             Task::Hook => self.may_act(),
             Task::Restart => restart(&|_| true),
+            Task::BackOff => restart(&Machine::backs_off),
             Task::Holds => restart(&|it| it.is_holding() && it.plan().again == 0),
             Task::Queue => restart(&Machine::is_queued),
             Task::Turn => restart(&Machine::wants_turn),

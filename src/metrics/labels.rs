@@ -1,0 +1,66 @@
+//! Values of labels.
+
+use crate::kube::StartDuty;
+use crate::plan::{Plan, Starter, Trigger, Way};
+use crate::replay::ReplayBlocker;
+use crate::restart::machine::Outcome;
+
+pub(super) fn trigger(trigger: &Trigger) -> &'static str {
+    match trigger.request {
+        Some(_) => "request",
+        None => "exit",
+    }
+}
+
+/// How the containers were started again in the end.
+pub(super) fn way(plan: &Plan) -> &'static str {
+    match (&plan.starter, plan.way) {
+        (Starter::Plugin, _) => "replay",
+        (Starter::Kubelet(_), Way::Kept) => "policy",
+        (Starter::Kubelet(_), Way::Shielded) => "placeholders",
+        (Starter::Kubelet(_), Way::Cleared) => "cleared",
+    }
+}
+
+pub(super) fn outcome(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Completed => "completed",
+        Outcome::InitFailed => "init_failed",
+        Outcome::Deleted => "deleted",
+        Outcome::CalledOff => "called_off",
+        Outcome::Unshielded => "unshielded",
+        Outcome::MadeToFail => "made_to_fail",
+        Outcome::TimedOut => "timed_out",
+    }
+}
+
+pub(super) fn blocker(blocker: &ReplayBlocker) -> &'static str {
+    match blocker {
+        ReplayBlocker::Asked => "asked",
+        ReplayBlocker::Untold => "runtime",
+        ReplayBlocker::NoSpec => "no_spec",
+        ReplayBlocker::BackOff => "back_off",
+        ReplayBlocker::NoGate => "no_nri",
+        ReplayBlocker::Many(_) => "many_containers",
+        ReplayBlocker::Large => "large",
+        ReplayBlocker::NotHeld(_) => "exit_not_held",
+        ReplayBlocker::NeverCreated(_) => "never_created",
+        ReplayBlocker::Completed(_) => "completed",
+        ReplayBlocker::PostStart(_) => "post_start",
+        ReplayBlocker::Duty(_, StartDuty::StartupProbe) => "startup_probe",
+        ReplayBlocker::Duty(_, StartDuty::LivenessProbe) => "liveness_probe",
+        ReplayBlocker::Duty(_, StartDuty::ImagePull) => "image_pull",
+        ReplayBlocker::Duty(_, StartDuty::Environment) => "environment",
+        ReplayBlocker::Duty(_, StartDuty::SubPath) => "sub_path",
+        ReplayBlocker::Device(..) => "device",
+        ReplayBlocker::NotTold(_) => "not_told",
+        ReplayBlocker::Lost(..) => "not_all_known",
+        ReplayBlocker::Resized(_) => "resized",
+        ReplayBlocker::Cpus(_) => "cpus",
+        ReplayBlocker::ImageChanged(_) => "image_changed",
+        ReplayBlocker::SpecChanged => "spec_changed",
+        ReplayBlocker::HostsTouched => "etc_hosts",
+        ReplayBlocker::SlowInits(_) => "slow_inits",
+        ReplayBlocker::Failed(_) => "runtime_failed",
+    }
+}
