@@ -88,6 +88,10 @@ fuzz: ## Mutated input from everybody whom the plugin listens to, each kind for 
 chart: ## The Helm chart: lint, render, and whether deploy/kustomize is made from it
 	@hack/chart.sh check
 
+.PHONY: metrics
+metrics: ## Metrics, alert rules and dashboard, as promtool reads them
+	@hack/metrics.sh check
+
 .PHONY: lint
 lint: ## Format, lints, documentation, the oldest compiler, dependencies, what would be published, scripts
 	@hack/lint.sh

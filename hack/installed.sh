@@ -135,6 +135,9 @@ connect_to_cluster() {
             {configMap: {name: "kube-root-ca.crt", items: [{key: "ca.crt", path: "ca.crt"}]}},
             {downwardAPI: {items: [{path: "namespace", fieldRef: {fieldPath: "metadata.namespace"}}]}}]}}],
         containers: [{name: "reprise",
+            # Of the host they would be, and one pod at a time could have them.
+            ports: null,
+            readinessProbe: {httpGet: {port: 9808}}, livenessProbe: {httpGet: {port: 9808}},
             env: [{name: "KUBERNETES_SERVICE_HOST", value: "127.0.0.1"}, {name: "KUBERNETES_SERVICE_PORT", value: $port}],
             volumeMounts: [{name: "token", mountPath: "/var/run/secrets/kubernetes.io/serviceaccount", readOnly: true}]}]
     }}}}')" >/dev/null

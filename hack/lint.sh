@@ -93,6 +93,8 @@ check_scripts
 step "chart"
 # Helm takes minutes to build the first time: too long for whoever wants to lint.
 hack/chart.sh check --if-built
+step "metrics"
+hack/metrics.sh check --if-built
 step "planted bugs"
 # Each can still be put in.
 git apply --check tests/planted/*.patch

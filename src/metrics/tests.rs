@@ -102,7 +102,10 @@ fn eventful() -> Metrics {
 
 #[test]
 fn a_scrape_can_be_read_and_has_every_family() {
-    let scrape = Scrape::read(&eventful().text().unwrap());
+    let text = eventful().text().unwrap();
+    // hack/metrics.sh gives it to promtool.
+    println!("{text}");
+    let scrape = Scrape::read(&text);
     let families = scrape.types.iter();
     let families: Vec<_> = families.map(|(name, kind)| (&**name, &**kind)).collect();
     assert_eq!(families, FAMILIES);

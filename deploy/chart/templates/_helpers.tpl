@@ -18,6 +18,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 
+{{- define "reprise.listen" -}}
+{{- $address := .Values.metrics.address -}}
+{{ if contains ":" $address }}[{{ $address }}]{{ else }}{{ $address }}{{ end }}:{{ .Values.metrics.port }}
+{{- end }}
+
 {{/* The config file. */}}
 {{- define "reprise.config" -}}
 {{- $config := deepCopy .Values.config -}}
