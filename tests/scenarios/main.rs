@@ -17,6 +17,7 @@ mod restarted;
 mod runner;
 mod runtime;
 mod scenario;
+mod scrape;
 mod shape;
 mod skipped;
 mod slow;

@@ -241,6 +241,8 @@ impl Plugin {
             .arg(dir.join("run"))
             .arg("--state-dir")
             .arg(dir.join("state"))
+            // Several are on one machine.
+            .args(["--listen", "127.0.0.1:0"])
             .args(["--start", "Auto"])
             .args(["--replay-devices", "example.com/*"])
             // What it removes is told apart from what the kubelet does.

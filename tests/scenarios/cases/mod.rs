@@ -26,6 +26,7 @@ mod late;
 mod launched;
 mod likeness;
 mod many_containers;
+mod metrics;
 mod namespaces;
 mod never;
 mod on_failure;
@@ -107,6 +108,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         launched::scenarios(),
         disks::scenarios(),
         two_plugins::scenarios(),
+        metrics::scenarios(),
         removal::scenarios(),
         deletion::scenarios(),
         endings::scenarios(),

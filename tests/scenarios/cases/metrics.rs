@@ -1,0 +1,153 @@
+//! What the plugin counts, and says of how it is.
+
+use anyhow::{Result, ensure};
+
+use crate::scenario::{Scenario, scenarios};
+use crate::scrape::{Answer, Metrics};
+use crate::shape::Shape;
+use crate::stage::Stage;
+use crate::wait::{self, PATIENCE};
+
+const RESTARTS: &str = "reprise_restarts_total";
+
+pub(crate) fn scenarios() -> Vec<Scenario> {
+    scenarios![Alone:
+        metrics_count_each_restart_once_and_what_belongs_to_it,
+        readyz_says_what_lacks_while_the_runtime_is_away,
+        plugin_that_waits_is_ready_for_whoever_replaces_the_other,
+    ]
+}
+
+/// Counts from now on, whatever the plugin has done before.
+async fn begin_at_zero(stage: &Stage) -> Result<()> {
+    stage.plugin.stop().await?;
+    stage.plugin.start().await?;
+    stage.plugin.until_ready(1).await
+}
+
+/// When so many restarts have been counted: they are over a moment after all runs again.
+async fn after_restarts(stage: &Stage, wanted: u64) -> Result<Metrics> {
+    wait::until("all restarts are counted", PATIENCE, async || {
+        let metrics = stage.plugin.metrics().await?;
+        let found = metrics.count(RESTARTS, &[])?;
+        let over = metrics.count("reprise_restarts_under_way", &[])? == 0;
+        Ok(if found == wanted && over {
+            Ok(metrics)
+        } else {
+            Err(format!("{found} of {wanted}"))
+        })
+    })
+    .await
+}
+
+async fn metrics_count_each_restart_once_and_what_belongs_to_it(stage: Stage) -> Result<()> {
+    begin_at_zero(&stage).await?;
+    let never = || {
+        Shape::never()
+            .regular("trainer")
+            .regular("logger")
+            .restarts_all("trainer", 42)
+    };
+    let replayed = stage.running(never().started_by("Replay")).await?;
+    let started = stage.running(never().started_by("Kubelet")).await?;
+    replayed.restarts_all("trainer", 42).await?;
+    started.restarts_all("trainer", 42).await?;
+    // Nothing is asked for, and the pod is the kubelet's to fail.
+    let unmatched = stage.running(never()).await?;
+    unmatched.exit("trainer", 7).await?;
+    unmatched.until_state("trainer", "exit 7 (Error)").await?;
+
+    let metrics = after_restarts(&stage, 2).await?;
+    let all = "action=\"RestartAllContainers\",trigger=\"exit\"";
+    let of = |way| {
+        let way = format!("way=\"{way}\"");
+        metrics.count(RESTARTS, &[all, &way, "outcome=\"completed\""])
+    };
+    let ways = [of("replay")?, of("placeholders")?];
+    ensure!(ways == [1, 1], "{metrics:?}");
+    for phase in ["killed", "first_running", "all_running"] {
+        let measured = |way| {
+            let series = format!("reprise_exit_to_{phase}_seconds_count");
+            metrics.count(&series, &[&format!("way=\"{way}\"")])
+        };
+        let measured = [measured("replay")?, measured("placeholders")?];
+        ensure!(measured == [1, 1], "{phase}: {metrics:?}");
+    }
+    let counts = [
+        ("reprise_replays_declined_total", 1),
+        ("reprise_restarts_begun_anew_total", 0),
+        ("reprise_unmatched_exits_total", 1),
+        ("reprise_back_off_seconds_count", 0),
+        ("reprise_pods_backing_off", 0),
+        ("reprise_nri_connected", 1),
+        ("reprise_nri_reconnects_total", 0),
+        ("reprise_build_info", 1),
+    ];
+    for (series, wanted) in counts {
+        let found = metrics.count(series, &[])?;
+        ensure!(
+            found == wanted,
+            "{series} is {found}, not {wanted}: {metrics:?}"
+        );
+    }
+    let declined = metrics.count("reprise_replays_declined_total", &["reason=\"asked\""])?;
+    ensure!(declined == 1, "{metrics:?}");
+    // Both of each restart. What no rule matches need not be held, if its code is known when its hook asks.
+    let held = metrics.count("reprise_exit_hold_seconds_count", &[])?;
+    ensure!(held == 4 || held == 5, "{held} exits were held");
+    let created = "event=\"CreateContainer\"";
+    let created = metrics.count("reprise_nri_handler_seconds_count", &[created])?;
+    ensure!(created >= 10, "only {created} containers were created");
+    Ok(())
+}
+
+async fn until_answer(stage: &Stage, path: &str, wanted: Answer) -> Result<()> {
+    wait::until(&format!("{path} says so"), PATIENCE, async || {
+        let answer = stage.plugin.get(path).await?;
+        Ok(if answer == wanted {
+            Ok(())
+        } else {
+            Err(format!("{answer:?}"))
+        })
+    })
+    .await
+}
+
+fn answer(status: u16, text: &str) -> Answer {
+    let text = format!("{text}\n");
+    Answer { status, text }
+}
+
+async fn readyz_says_what_lacks_while_the_runtime_is_away(stage: Stage) -> Result<()> {
+    begin_at_zero(&stage).await?;
+    until_answer(&stage, "/readyz", answer(200, "ok")).await?;
+    stage.node.script("kill", &stage.node.runtime_name).await?;
+    let lacks = "not registered with NRI\nthe runtime does not answer on its CRI socket";
+    let told = until_answer(&stage, "/readyz", answer(503, lacks)).await;
+    // A new process could not do better.
+    let well = stage.plugin.get("/healthz").await;
+    stage.node.script("start", &stage.node.runtime_name).await?;
+    told?;
+    ensure!(well? == answer(200, "ok"), "the plugin calls itself ill");
+    until_answer(&stage, "/readyz", answer(200, "ok")).await?;
+    let reconnects = wait::until("the connection is counted", PATIENCE, async || {
+        let metrics = stage.plugin.metrics().await?;
+        let connected = metrics.count("reprise_nri_connected", &[])? == 1;
+        let reconnects = metrics.count("reprise_nri_reconnects_total", &[])?;
+        Ok(connected
+            .then_some(reconnects)
+            .ok_or_else(|| "not yet".to_owned()))
+    });
+    ensure!(reconnects.await? == 1);
+    Ok(())
+}
+
+/// A `DaemonSet` that replaces one with the other waits for that (`maxSurge`).
+async fn plugin_that_waits_is_ready_for_whoever_replaces_the_other(stage: Stage) -> Result<()> {
+    stage.plugin.have_successor().await?;
+    let waits = "ok: waiting for the end of another plugin, which is at work";
+    until_answer(&stage, "/readyz", answer(200, waits)).await?;
+    stage.plugin.stop().await?;
+    stage.plugin.succeed().await?;
+    until_answer(&stage, "/readyz", answer(200, "ok")).await
+}
