@@ -63,7 +63,7 @@ impl Entry {
     /// Of a restart that is over.
     pub(crate) fn of(finished: &Finished, outcome: Outcome) -> Self {
         let timings = finished.timings;
-        let joined = finished.joined.as_ref().map(Request::as_str);
+        let joined = finished.plan.joined.as_ref().map(Request::as_str);
         let complete = outcome == Outcome::Completed;
         Self {
             at: time(finished.began_at_ms),
@@ -224,7 +224,6 @@ pub(crate) mod tests {
                 first_running: Some(first),
                 all_running: all,
             }),
-            joined: None,
             waiting_for: Vec::new(),
         }
     }

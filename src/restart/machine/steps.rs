@@ -217,17 +217,19 @@ impl Machine {
 
     /// It answers that request as well. If that is urgent, the back-off is over now.
     pub(super) fn join(&mut self, request: Request, waited: Duration, now: Instant) {
-        let waits = self.start_at.as_mut().filter(|at| now < **at);
-        if let Some(at) = waits.filter(|_| request.is_urgent()) {
-            *at = now;
+        let hurries = request.is_urgent() && self.start_at.is_some_and(|at| now < at);
+        if hurries {
+            self.start_at = Some(now);
             // A pod that has waited goes on as one that has, also after this process.
             let waited = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
             self.plan.back_off_ms = waited.clamp(1, self.plan.back_off_ms);
-            // The condition says until when it waits.
-            self.effects.push(Effect::Announce(self.said_restarting));
         }
         self.plan.joined = Some(request);
         self.effects.push(Effect::Save);
+        if hurries {
+            // The condition says until when it waits.
+            self.effects.push(Effect::Announce(self.said_restarting));
+        }
     }
 
     pub(super) fn enter(&mut self, phase: Phase, now: Instant) {

@@ -11,6 +11,7 @@ use crate::node::{Instance, InstanceState, Maker};
 use crate::plan::tests::{DONE, RUNS, Shape, Was, draft};
 use crate::plan::{Old, Way};
 use crate::policy::Action;
+use crate::policy::Request;
 use crate::times::{
     DOWN_LIMIT, LAST_MOMENT, LONGEST_RECORDING, NUDGE_INTERVAL, RELIST_INTERVAL, STOP_LIMIT,
     time_of_relist,
@@ -1090,8 +1091,9 @@ fn a_back_off_that_is_cut_short_is_over_at_once_and_told_anew() {
     let mut world = backing_off(RestartPolicy::Never, PLAIN);
     world.settle();
     assert_eq!(world.admit_create("a"), Verdict::BackOff);
-    let hurry = Event::Hurry(Duration::from_secs(3));
-    let effects = world.machine.handle(world.now, hurry);
+    let request = Request::of(|_| Some("now!")).unwrap().unwrap();
+    let asked = Event::Asked(request, Duration::from_secs(3));
+    let effects = world.machine.handle(world.now, asked);
     let told = [Effect::Save, Effect::Announce(false)];
     assert_eq!(effects[..2], told);
     assert_eq!(world.machine.plan().back_off_ms, 3_000);
