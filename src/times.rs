@@ -81,7 +81,7 @@ pub(crate) const RELIST_INTERVAL: Duration = Duration::from_millis(1500);
 /// pkg/kubelet/kuberuntime). If it had listed before what shields an exit was there, and asked after the release, it would
 /// see an exit that nothing shields, or nothing of a container that was removed. On a busy node that takes it this. More was
 /// seen where the runtime had a fifth of a core for fifteen pods at once; to wait for 4 s would make every burst slower.
-const LONGEST_RELIST: Duration = Duration::from_millis(1500);
+pub(crate) const LONGEST_RELIST: Duration = Duration::from_millis(1500);
 /// A kubelet that has other pods to look after takes longer than a runtime that has not: 120 ms were seen where making
 /// a placeholder took 25.
 const SHORTEST_RELIST: Duration = Duration::from_millis(250);

@@ -12,7 +12,10 @@ use super::waker::Waker;
 use crate::ids::ContainerId;
 use crate::node::Instances;
 use crate::plan::{Plan, Starter, Way};
-use crate::times::{CLEAR_LIMIT, DOWN_LIMIT, HOOK_LIMIT, RECORD_LIMIT, RELIST_INTERVAL, UP_LIMIT};
+use crate::times::{
+    CLEAR_LIMIT, DOWN_LIMIT, HOOK_LIMIT, LONGEST_RELIST, RECORD_LIMIT, RELIST_INTERVAL, UP_LIMIT,
+    time_of_relist,
+};
 
 impl Machine {
     /// Begins the restart. `held`: exits that are held already, and since when; `before`: a restart that this one replaces,
@@ -48,7 +51,7 @@ impl Machine {
     /// What shielded the very attempts that this restart is about goes on doing so.
     fn take_over(&mut self, before: &Self) {
         self.exits_told_until = before.exits_told_until;
-        self.making = before.making;
+        self.relist = before.relist;
         self.take_over_strays(before);
         // The kubelet may have wanted for long what was shown.
         for it in &mut self.progress {
@@ -98,7 +101,9 @@ impl Machine {
         let mut machine = Self::new(plan, phase, progress, deadline);
         machine.start_at = (now < start_at).then_some(start_at);
         machine.begun = machine.kubelet_has_begun(found);
-        machine.exits_told_until = Some(now + RELIST_INTERVAL);
+        // What making them took that stand, nobody knows.
+        machine.relist = LONGEST_RELIST;
+        machine.exits_told_until = Some(now + machine.relist);
         if phase == Phase::Down {
             machine.ending = machine.twins(found);
         }
@@ -175,7 +180,7 @@ impl Machine {
             deadline,
             unseen_until: None,
             exits_told_until: None,
-            making: Duration::ZERO,
+            relist: time_of_relist(Duration::ZERO),
             last_moment: false,
             shields_recorded: false,
             begun: false,

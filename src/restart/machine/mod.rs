@@ -59,8 +59,8 @@ pub(crate) struct Machine {
     /// Before that, a relist may be under way that was told of an exit before it was removed, and is not told of what shields
     /// it if that is removed too.
     exits_told_until: Option<Instant>,
-    /// What it took to make a placeholder, at the longest.
-    making: Duration,
+    /// How long a relist may take, by what making placeholders has taken so far.
+    relist: Duration,
     /// It waits for the guard's shields, and for nothing else.
     last_moment: bool,
     /// The guard's creation was refused after the release: the kubelet has recorded the shields.

@@ -98,7 +98,7 @@ impl Machine {
         let hidden =
             |it: &Progress| !it.placeholders.is_empty() && it.attempts().any(|of| of == id);
         if progress.any(hidden) {
-            let relist = now + time_of_relist(self.making);
+            let relist = now + self.relist;
             self.exits_told_until = self.exits_told_until.max(Some(relist));
         }
         if let Some(it) = self.of_old_mut(id) {
@@ -170,7 +170,7 @@ impl Machine {
         } else {
             time_of_recording(took)
         };
-        self.making = self.making.max(took);
+        self.relist = self.relist.max(time_of_relist(took));
         let wanted = self.wants_shield(name);
         self.comes_no_more(name);
         if *name == WAKER.into() && wanted {
@@ -285,8 +285,10 @@ impl Machine {
         let it = &mut self.progress[index];
         // One that the kubelet made was there after it was admitted, and before it started.
         let took = it.started.zip(it.admitted);
-        let took = took.map(|(started, admitted)| started.saturating_duration_since(admitted));
-        let by = now + time_of_relist(took.unwrap_or_default());
+        let took = took.map_or(Duration::ZERO, |(started, admitted)| {
+            started.saturating_duration_since(admitted)
+        });
+        let by = now + self.relist.max(time_of_relist(took));
         it.missed_until.get_or_insert(by);
         self.unshield(now);
     }

@@ -13,8 +13,8 @@ use crate::plan::{Old, Way};
 use crate::policy::Action;
 use crate::policy::Request;
 use crate::times::{
-    DOWN_LIMIT, LAST_MOMENT, LONGEST_RECORDING, NUDGE_INTERVAL, RELIST_INTERVAL, STOP_LIMIT,
-    time_of_relist,
+    DOWN_LIMIT, LAST_MOMENT, LONGEST_RECORDING, LONGEST_RELIST, NUDGE_INTERVAL, RELIST_INTERVAL,
+    STOP_LIMIT, time_of_relist,
 };
 use ContainerKind::{Init, Regular, Sidecar};
 
@@ -1053,6 +1053,23 @@ fn a_successor_goes_on_removing() {
     assert_eq!(effects, [Effect::Remove("p1".into())]);
     machine.handle(Instant::now(), Event::Gone("p1".into()));
     assert_eq!(machine.phase(), Phase::Up);
+}
+
+#[test]
+fn a_successor_takes_relists_for_as_long_as_any_may_be() {
+    let seen = [
+        found("a-0", "a", false, false, InstanceState::Ended(None)),
+        found("p1", "a", true, true, InstanceState::Created),
+    ];
+    let (mut machine, _) = resume(FULL, Phase::Clear, &seen, 9);
+    let later = Instant::now() + LONGEST_RECORDING;
+    assert_eq!(machine.handle(later, Event::Gone("a-0".into())), []);
+    assert_eq!(
+        machine.handle(later + time_of_relist(MADE), Event::Tick),
+        []
+    );
+    let effects = machine.handle(later + LONGEST_RELIST, Event::Tick);
+    assert_eq!(effects, [Effect::Remove("p1".into())]);
 }
 
 /// A plan whose containers may not start for 40 s.
