@@ -45,6 +45,10 @@ pub struct Member {
     /// generation before this one.
     #[serde(default)]
     pub is_to_run: bool,
+    /// Whether the kubelet has recorded that it ended for good, and has started that one nevertheless: while it sees that run, or
+    /// wait, it records nothing of the pod (`checkContainerStateTransition`, `pkg/kubelet/status/status_manager.go`).
+    #[serde(default)]
+    pub runs_unrecorded: bool,
     /// How many placeholders shield it.
     pub placeholders: u8,
 }
@@ -77,6 +81,11 @@ impl Member {
             .is_some_and(|code| !self.is_restarted_after(code))
     }
 
+    /// Whether the kubelet records nothing of the pod when this one runs again.
+    pub(crate) fn would_run_unrecorded(&self) -> bool {
+        self.runs_unrecorded || (self.had_completed() && !self.is_to_run)
+    }
+
     /// Whether the kubelet leaves it as it is when it has ended with this code.
     pub(crate) fn stays_ended_after(&self, code: ExitCode) -> bool {
         let completed = self.kind == ContainerKind::Init && code == ExitCode::SUCCESS;
@@ -105,6 +114,10 @@ impl Member {
 
     pub(crate) fn was_running(&self) -> bool {
         self.old.as_ref().is_some_and(|old| old.exit.is_none())
+    }
+
+    pub(super) fn runs_recorded(&self) -> bool {
+        self.was_running() && !self.runs_unrecorded
     }
 
     /// Whether the kubelet starts it again by itself when it ends with this code

@@ -282,12 +282,13 @@ impl Plan {
             .filter(|member| member.old.is_some() && member.kind != ContainerKind::Sidecar);
         let is_itself = |member: &&Member| {
             let stopped = member.old_id() == Some(&self.trigger.container);
-            member.kind == ContainerKind::Regular && (stopped || member.was_running())
+            let regular = member.kind == ContainerKind::Regular && !member.runs_unrecorded;
+            regular && (stopped || member.was_running())
         };
         let running = |kind| {
             self.members
                 .iter()
-                .find(move |member| member.kind == kind && member.was_running())
+                .find(move |member| member.kind == kind && member.runs_recorded())
         };
         let guard = trigger
             .filter(is_itself)
@@ -328,7 +329,6 @@ impl Plan {
 
     fn place_shields(&mut self) {
         for member in &mut self.members {
-            let exited = member.had_ended();
             member.placeholders = match member.kind {
                 _ if member.name == self.guard => 2,
                 ContainerKind::Init
@@ -337,12 +337,12 @@ impl Plan {
                     2
                 }
                 // Where kinds are guessed, it may be the only regular one.
-                ContainerKind::Regular if member.was_running() => 1 + u8::from(!self.ordered),
+                ContainerKind::Regular if member.runs_recorded() => 1 + u8::from(!self.ordered),
                 // A completed one is to run again too. What is cleared away is gone before the kubelet starts
                 // anything; if it were seen as waiting first, the kubelet would drop the pod's whole status, the
                 // other shields with it (status_manager.go `checkContainerStateTransition`), and before an init
                 // container that is the guard it would count as initialised (`computePodActions`).
-                ContainerKind::Regular if exited && self.way == Way::Shielded => 1,
+                ContainerKind::Regular if member.old.is_some() && self.way == Way::Shielded => 1,
                 _ => 0,
             };
         }
@@ -400,6 +400,7 @@ pub(crate) mod tests {
                     old,
                     unhooked: false,
                     at_once: false,
+                    runs_unrecorded: false,
                     older: Vec::new(),
                     startup_probe: false,
                     post_start: false,
@@ -653,6 +654,19 @@ pub(crate) mod tests {
         let plan = later.settled();
         assert_eq!(plan.guard, "a".into());
         assert_eq!(shields(&plan), [("i", 0), ("a", 2), ("b", 0)]);
+    }
+
+    #[test]
+    fn what_the_kubelet_does_not_record_is_no_guard_and_has_no_shield_where_all_is_cleared() {
+        let shape: Shape<'_> = &[
+            ("s", Sidecar, RUNS),
+            ("a", Regular, RUNS),
+            ("b", Regular, RUNS),
+        ];
+        let mut later = draft(Some(RestartPolicy::Never), shape, "a", 42);
+        later.members[1].runs_unrecorded = true;
+        let plan = later.settled();
+        assert_eq!(shields(&plan), [("s", 0), ("a", 0), ("b", 2)]);
     }
 
     #[test]

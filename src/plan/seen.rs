@@ -85,6 +85,7 @@ impl Seen<'_> {
             startup_probe: false,
             post_start: false,
             is_to_run: false,
+            runs_unrecorded: false,
             placeholders: 0,
         }
     }

@@ -277,6 +277,7 @@ fn member(name: &str, kind: ContainerKind) -> Member {
         }),
         unhooked: false,
         at_once: false,
+        runs_unrecorded: false,
         older: Vec::new(),
         startup_probe: false,
         post_start: false,

@@ -286,7 +286,10 @@ impl Machine {
     /// Whether the kubelet tells nothing new of the pod: one runs again that had ended for good
     /// (`checkContainerStateTransition`, `pkg/kubelet/status/status_manager.go`).
     fn is_stale(&self) -> bool {
-        let for_good = |it: &Progress| it.is(ContainerKind::Regular) && it.member.had_completed();
+        let for_good = |it: &Progress| {
+            let had_ended = it.member.had_completed() || it.member.runs_unrecorded;
+            it.is(ContainerKind::Regular) && had_ended
+        };
         self.progress.iter().any(|it| for_good(it) && it.is_new())
     }
 

@@ -963,6 +963,24 @@ fn a_round_waits_for_the_kubelet_to_record_what_shields_a_guard_that_is_gone() {
 }
 
 #[test]
+fn what_had_ended_for_good_and_runs_again_is_removed_before_the_guard_is_shielded() {
+    let shape: Shape<'_> = &[
+        ("i", Init, DONE),
+        ("a", Regular, RUNS),
+        ("b", Regular, RUNS),
+    ];
+    let mut plan = draft(Some(RestartPolicy::Never), shape, "a", 42);
+    plan.members[2].runs_unrecorded = true;
+    let now = Instant::now();
+    let shield = Effect::MakePlaceholder("a".into(), Some("a-0".into()));
+    let (mut machine, effects) = begin_round(plan.settled(), None, now);
+    assert!(effects.contains(&Effect::Remove("b-0".into())));
+    assert!(!effects.contains(&shield), "{effects:?}");
+    let effects = machine.handle(now, Event::Gone("b-0".into()));
+    assert_eq!(effects, [shield.clone(), shield]);
+}
+
+#[test]
 fn a_placeholder_of_the_round_before_is_trusted_no_sooner() {
     let plan = draft(Some(RestartPolicy::Never), PLAIN, "a", 42).settled();
     let now = Instant::now();

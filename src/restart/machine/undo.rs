@@ -4,7 +4,7 @@
 //! shields with it (`checkContainerStateTransition`, `pkg/kubelet/status/status_manager.go`), and fails a Never pod in
 //! which one was killed (`getPhase`, `pkg/kubelet/kubelet_pods.go`). So their new attempts are removed, behind shields of
 //! their own where the exit would fail the pod, before the guard is shielded: whoever sees the guard wait sees none of
-//! them.
+//! them. So is a regular container that had ended for good, and that the kubelet has started again.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -124,8 +124,9 @@ impl Machine {
 
     /// Whether that container's attempts are none of the kubelet's business.
     pub(super) fn is_undone(&self, it: &Progress) -> bool {
-        let undoes = self.plan.replayed_inits && self.plan.way == Way::Cleared;
-        undoes && it.is(ContainerKind::Init) && !self.is_guard(it)
+        let replayed = self.plan.replayed_inits && it.is(ContainerKind::Init);
+        let undoes = replayed || it.member.runs_unrecorded;
+        undoes && self.plan.way == Way::Cleared && !self.is_guard(it)
     }
 
     /// Whether the exit of that container's attempt need not be hidden any more.

@@ -200,6 +200,45 @@ fn with_policy(start: Start, restart_policy: &str) -> Pod {
     pod
 }
 
+/// While nobody kept it from that.
+#[test]
+fn what_the_kubelet_starts_again_that_had_ended_for_good_it_does_not_record() {
+    let (mut pod, now) = (pod(Start::Kubelet), moment());
+    let rule = "[{action: RestartAllContainers, exitCodes: {operator: In, values: [42]}}]";
+    let unread = Unread::of([("restart-rules.reprise.dev", rule)]);
+    pod.written(Written::read(&unread), &now);
+    let spec = json!({
+        "metadata": {"name": "p", "namespace": "n", "uid": "u"},
+        "spec": {
+            "restartPolicy": "Never",
+            "initContainers": [{"name": "i"}],
+            "containers": [{"name": "a"}, {"name": "b"}],
+        },
+    });
+    let spec = PodSpec::from_pod(&serde_json::from_value(spec).unwrap(), "node");
+    pod.spec_changed(Arc::new(spec.unwrap()), &now);
+    let [a, done, again] = ["a-0", "b-0", "b-1"].map(ContainerId::from);
+    pod.created(a.clone(), Instance::running("a"));
+    pod.created(done.clone(), Instance::running("b"));
+    pod.ended(&done, Some(ExitCode::SUCCESS), &now);
+    pod.hook_is_missing(&done, &now);
+    assert!(pod.decide_hold(&a, Duration::ZERO, &now));
+    pod.ended(&a, Some(ExitCode(42)), &now);
+    pod.feed(Event::Called, &now);
+    pod.created(
+        again.clone(),
+        Instance {
+            attempt: crate::ids::Attempt(1),
+            ..Instance::running("b")
+        },
+    );
+    pod.started(&again, &now);
+    let plan = pod.plan().unwrap();
+    let unrecorded = plan.members.iter().filter(|it| it.runs_unrecorded);
+    let unrecorded: Vec<_> = unrecorded.map(|it| it.name.as_str()).collect();
+    assert_eq!((plan.again, &*unrecorded), (1, &["b"][..]));
+}
+
 #[test]
 fn a_container_that_the_kubelet_restarts_by_itself_is_left_to_it() {
     for (restart_policy, restarts) in [("Always", false), ("Never", true)] {
