@@ -146,6 +146,8 @@ pub(crate) const SHORTEST_GRACE: Duration = Duration::from_secs(2);
 /// In which the runtime has sent a stop signal that it was asked for, and how soon it is asked once more.
 pub(crate) const SIGNAL_LIMIT: Duration = Duration::from_secs(2);
 pub(crate) const SIGNAL_INTERVAL: Duration = Duration::from_secs(5);
+/// In which what the kubelet was let create has started.
+pub(crate) const STARTS_LIMIT: Duration = Duration::from_secs(6);
 /// The runtime's answer where it is to kill a container.
 pub(crate) const STOP_LIMIT: Duration = Duration::from_secs(10);
 /// In which conmon writes down what a placeholder has ended with. CRI-O looks for it when it is to remove it, and next half a

@@ -193,6 +193,7 @@ impl Machine {
             waker: Waker::None,
             heard: None,
             gate_is_there: true,
+            starts_by: None,
             hooks_by: None,
             left: false,
             probed: None,

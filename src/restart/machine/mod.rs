@@ -33,7 +33,7 @@ use crate::ids::{ContainerId, ContainerName};
 use crate::kube::ContainerKind;
 use crate::node::{Instance, Instances};
 use crate::plan::Plan;
-use crate::times::time_of_recording;
+use crate::times::{STARTS_LIMIT, time_of_recording};
 use progress::{OldState, Progress};
 use replay::Replay;
 pub use terms::*;
@@ -82,6 +82,8 @@ pub(crate) struct Machine {
     heard: Option<Instant>,
     /// Whether anybody hears of whatever the kubelet starts.
     gate_is_there: bool,
+    /// Until then what the kubelet was let create while nobody heard of it may start.
+    starts_by: Option<Instant>,
     /// The kubelet goes on by itself (see `leave_rest`).
     left: bool,
     /// What has started to the kubelet, its startup probe if it has one, as it was told last; `None`: nobody tells.
@@ -126,6 +128,7 @@ impl Machine {
         let next = next.chain(self.exits_forgotten_from());
         let next = next.chain(self.told_by()).chain(self.wakes_from());
         let next = next.chain(self.nudged_from()).chain(self.hooks_by);
+        let next = next.chain(self.starts_by);
         (self.phase != Phase::Over).then(|| next.fold(self.deadline, Instant::min))
     }
 
@@ -319,8 +322,9 @@ impl Machine {
     }
 
     /// Takes note of what is in the runtime, some of which may have come while nobody was there to tell.
-    pub(crate) fn relisted(&mut self, found: &Instances) {
+    pub(crate) fn relisted(&mut self, found: &Instances, now: Instant) {
         self.begun |= self.kubelet_has_begun(found);
+        self.starts_by = Some(now + STARTS_LIMIT);
     }
 
     /// Whether the kubelet may create a container of that name now.

@@ -30,6 +30,7 @@ impl Machine {
             self.shields_recorded = false;
         }
         self.hooks_by.take_if(|by| now >= *by);
+        self.starts_by.take_if(|by| now >= *by);
         self.unseen_until.take_if(|until| late || now >= *until);
         self.exits_told_until.take_if(|until| now >= *until);
         self.wake(now);
@@ -93,8 +94,8 @@ impl Machine {
             Phase::Up => {
                 self.kill_halved();
                 self.ends_by = self.may_change_until(now);
-                // What the kubelet starts meanwhile, nobody hears of: it is listed when the gate is back.
-                let unheard = self.left && !self.gate_is_there;
+                // What the kubelet starts meanwhile, nobody hears of: it is listed when the gate is back, or comes soon after.
+                let unheard = self.left && (!self.gate_is_there || self.starts_by.is_some());
                 let waits = unheard || self.ends_by.is_some() || self.unshields_from().is_some();
                 if let Some(outcome) = self.outcome(late).filter(|_| late || !waits) {
                     self.finish(outcome);

@@ -472,6 +472,26 @@ fn a_pod_whose_guard_could_not_be_shielded_is_left_to_fail_with_its_exits() {
 }
 
 #[test]
+fn what_the_kubelet_was_let_create_of_a_pod_that_fails_is_waited_for_and_ended() {
+    let mut world = all(RestartPolicy::Never, PLAIN, "a");
+    world.hold("a-0");
+    world.hold("b-0");
+    world.now += DOWN_LIMIT;
+    world.handle(Event::Tick);
+    world.now += LAST_MOMENT;
+    world.handle(Event::Tick);
+    world.machine.note_gate(false);
+    world.now += LONGEST_RECORDING;
+    world.handle(Event::Tick);
+    world.machine.note_gate(true);
+    world.machine.relisted(&there(&[]), world.now);
+    world.handle(Event::Tick);
+    assert_eq!(world.finished, None);
+    world.handle(Event::Started("b".into(), "b-1".into()));
+    assert!(world.log.contains(&Effect::Kill("b-1".into())));
+}
+
+#[test]
 fn a_container_that_alone_could_not_be_shielded_is_removed_to_start_again() {
     let mut world = all(RestartPolicy::Never, PLAIN, "a");
     for id in ["shield-1", "shield-2"] {
@@ -1245,7 +1265,7 @@ fn what_the_kubelet_began_in_order_while_nri_was_away_is_left_to_run() {
         let since = InstanceState::Ended(Some(ExitCode::SUCCESS));
         let init = made_at(i64::MAX, found("i-1", "i", false, true, since));
         if relisted {
-            world.machine.relisted(&there(&[init]));
+            world.machine.relisted(&there(&[init]), world.now);
         }
         let started = Event::Started("i".into(), "i-1".into());
         let effects = world.machine.handle(world.now, started);

@@ -34,7 +34,7 @@ impl Pod {
         if let Some(record) = begun {
             self.resume(record, now);
         } else if let Some(machine) = &mut self.machine {
-            machine.relisted(&self.instances);
+            machine.relisted(&self.instances, now.at);
             // As the kubelet starts them: what it has begun in order is to look so.
             let members = &machine.plan().members;
             let place = |name: &ContainerName| members.iter().position(|it| it.name == *name);
