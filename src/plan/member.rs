@@ -92,7 +92,7 @@ impl Member {
         completed || !self.is_restarted_after(code)
     }
 
-    pub(super) fn exit(&self) -> Option<ExitCode> {
+    pub(crate) fn exit(&self) -> Option<ExitCode> {
         self.old.as_ref()?.exit
     }
 

@@ -1001,6 +1001,21 @@ fn what_had_ended_for_good_and_runs_again_is_removed_before_the_guard_is_shielde
 }
 
 #[test]
+fn an_init_container_that_is_seen_to_have_succeeded_stays_until_that_is_recorded() {
+    let shape: Shape<'_> = &[("i", Init, RUNS), ("j", Init, DONE), ("a", Regular, RUNS)];
+    let mut plan = draft(Some(RestartPolicy::Never), shape, "a", 42);
+    plan.replayed_inits = true;
+    let now = Instant::now();
+    let (mut machine, _) = begin_round(plan.settled(), None, now);
+    for id in ["p1", "p2"] {
+        machine.handle(now, Event::PlaceholderMade("i".into(), id.into(), MADE));
+    }
+    let effects = machine.handle(now + time_of_relist(MADE), Event::Tick);
+    let removes = |id: &str| effects.contains(&Effect::Remove(id.into()));
+    assert!(removes("i-0") && !removes("j-0"), "{effects:?}");
+}
+
+#[test]
 fn a_placeholder_of_the_round_before_is_trusted_no_sooner() {
     let plan = draft(Some(RestartPolicy::Never), PLAIN, "a", 42).settled();
     let now = Instant::now();

@@ -12,7 +12,7 @@ use std::time::Instant;
 use super::Machine;
 use super::progress::Progress;
 use super::terms::{Effect, Phase};
-use crate::ids::{ContainerId, ContainerName};
+use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::ContainerKind;
 use crate::plan::Way;
 use crate::times::{RELIST_INTERVAL, SHIELDS_TIME};
@@ -105,7 +105,7 @@ impl Machine {
     }
 
     pub(super) fn begin_undo(&mut self) {
-        if self.progress.iter().any(|it| self.is_undone(it)) {
+        if self.waits_for_strays() || self.progress.iter().any(|it| self.is_undone(it)) {
             self.undo.stage = Stage::Shielding;
         }
         self.shield_all(true);
@@ -122,9 +122,12 @@ impl Machine {
         self.phase == Phase::Down && self.undo.stage != Stage::Over && !self.undo.late
     }
 
-    /// Whether that container's attempts are none of the kubelet's business.
+    /// Whether that container's attempts are none of the kubelet's business. A success that it sees is: it may have yet to record
+    /// that of one that ran, and would take it for lost.
     pub(super) fn is_undone(&self, it: &Progress) -> bool {
-        let replayed = self.plan.replayed_inits && it.is(ContainerKind::Init);
+        let succeeded = it.member.exit() == Some(ExitCode::SUCCESS);
+        let seen = succeeded && it.placeholders.is_empty();
+        let replayed = self.plan.replayed_inits && it.is(ContainerKind::Init) && !seen;
         let undoes = replayed || it.member.runs_unrecorded;
         undoes && self.plan.way == Way::Cleared && !self.is_guard(it)
     }
