@@ -315,10 +315,10 @@ impl Machine {
         if self.plan.is_by_policy() || !(ended || is_about_to) {
             return 0;
         }
-        // An attempt that runs is another's: this one has ended, or is about to.
+        // An attempt that runs is another's: this one has ended, or is about to. The exit of one that is undone is not held.
         let runs = |it: &Progress| {
             let lasts = it.old == OldState::Running && !it.member.at_once;
-            it.is(ContainerKind::Regular) && lasts
+            it.is(ContainerKind::Regular) && lasts && !self.is_undone(it)
         };
         let alone = !self.progress.iter().any(runs);
         // Where kinds are guessed, it may be an init container.
@@ -375,7 +375,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::time::Duration;
 
-    use super::super::tests::{MADE, PLAIN, held, since};
+    use super::super::tests::{FULL, MADE, PLAIN, held, since};
     use super::*;
     use crate::kube::RestartPolicy;
     use crate::plan::tests::draft;
@@ -471,6 +471,26 @@ mod tests {
         assert!(machine.waits());
         machine.handle(now, Event::CalledOff);
         assert!(!machine.waits() && machine.phase() != Phase::Over);
+    }
+
+    #[test]
+    fn beside_one_whose_exit_is_not_held_the_guard_is_shielded_as_if_it_were_alone() {
+        let now = Instant::now();
+        for (unrecorded, shields) in [(false, 1), (true, 2)] {
+            let mut plan = draft(Some(RestartPolicy::Never), FULL, "a", 42);
+            plan.action = Action::RestartPod;
+            plan.grace_ms = 30_000;
+            let other = plan.members.iter_mut().find(|it| it.name == "b".into());
+            other.unwrap().runs_unrecorded = unrecorded;
+            let plan = plan.settled();
+            let held = held(&plan, now);
+            let found = since(&plan, now.checked_sub(RELIST_INTERVAL).unwrap());
+            let (mut machine, _) = Machine::begin(plan, &held, None, &found, now);
+            machine.handle(now, Event::Announced);
+            let effects = machine.handle(now + PATIENCE, Event::Tick);
+            let shield = Effect::MakePlaceholder("a".into(), Some("a-0".into()));
+            assert_eq!(effects, vec![shield; shields]);
+        }
     }
 
     /// While no plugin was there.

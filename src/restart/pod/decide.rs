@@ -256,9 +256,7 @@ impl Pod {
         for member in &mut members {
             // One that waits for its start in a restart which this one replaces.
             let waits = machine.is_some_and(|it| it.is_to_run_again(&member.name));
-            let then = machine.and_then(|it| it.plan().member(&member.name));
-            member.runs_unrecorded =
-                member.was_running() && then.is_some_and(Member::would_run_unrecorded);
+            member.runs_unrecorded = member.was_running() && self.completed.contains(&member.name);
             member.is_to_run = member.was_running() || waits || member.name == trigger.name;
         }
         Plan {

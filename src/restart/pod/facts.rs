@@ -66,12 +66,15 @@ impl Pod {
         names.filter(|name| self.is_member(name)).collect()
     }
 
-    /// Whatever the attempts that a restart replaces exit with belongs to it, even if the news comes when it is over.
+    /// Whatever the attempts that a restart replaces exit with belongs to it, even if the news comes when it is over. To the kubelet
+    /// what had ended for good stays so.
     pub(super) fn settle_olds(&mut self, plan: &Plan) {
         let olds = plan.members.iter().filter_map(|member| member.old.as_ref());
         let olds = olds.map(|old| old.id.clone());
         let there = olds.filter(|id| self.instances.get(id).is_some());
         self.decided.extend(there);
+        let completed = plan.members.iter().filter(|it| it.would_run_unrecorded());
+        self.completed.extend(completed.map(|it| it.name.clone()));
     }
 
     /// Whether a replay has started it, it has ended for good, and the kubelet may know of neither: it may have seen the

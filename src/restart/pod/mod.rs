@@ -65,6 +65,8 @@ pub(crate) struct Pod {
     decided: HashSet<ContainerId>,
     /// Their postStart hooks have failed, for which they are stopped.
     failed: BTreeSet<ContainerId>,
+    /// Those that had ended for good when a restart began, for all that the kubelet records since.
+    completed: BTreeSet<ContainerName>,
     deleting: bool,
     restarts: u32,
     past: Past,
@@ -105,6 +107,7 @@ impl Pod {
             unjudged: Vec::new(),
             decided: HashSet::new(),
             failed: BTreeSet::new(),
+            completed: BTreeSet::new(),
             deleting: false,
             restarts: 0,
             past_before: past.clone(),

@@ -115,15 +115,6 @@ impl Case {
             .map_or(ContainerKind::Regular, |it| it.1)
     }
 
-    /// Whether that container had ended for good, by itself, or ends so.
-    pub(super) fn had_ended(&self, name: &ContainerName) -> bool {
-        let place = self.containers.iter().position(|(it, _)| it == name);
-        let last = place.is_some_and(|at| at + 1 == self.containers.len());
-        let own = self.own_exit.filter(|own| Some(own.0) == place);
-        let ended = own.is_some_and(|(_, _, code)| !self.restarts_after(code));
-        (last && self.completed.is_some()) || ended
-    }
-
     pub(super) fn regulars(&self) -> impl Iterator<Item = &ContainerName> {
         let regulars = self.containers.iter();
         regulars

@@ -18,7 +18,7 @@ use crate::plan::{Generation, Plan, Starter};
 use crate::policy::{Action, Start, Unread, Written};
 use crate::restart::machine::{Effect, Event, Machine, Phase, Record};
 use crate::restart::pod::{Command, Gate, Order, Pod, Shared, Task};
-use crate::times::{RELIST_INTERVAL, RESERVED_LIMIT};
+use crate::times::RESERVED_LIMIT;
 
 /// A process of the plugin.
 #[derive(Debug)]
@@ -505,19 +505,13 @@ impl World {
             return;
         }
         let fell_back = last.is_some();
-        // What the kubelet does not record cannot be shown to it.
-        let stale = self.kubelet.stale;
+        // What the kubelet does not record cannot be shown to it. One that has come back knows nothing of restarts before.
+        let stale = self.kubelet.stale && (self.epoch > 1 || !self.case.spec_known);
         self.excuse(stale, "the status is stale");
         // Without a spec, an init container that runs, or is about to, is taken for a regular one: killed, it has failed, and seen
         // to wait it has the status dropped.
         let initialising = self.is_initialising() && !self.case.spec_known;
         self.excuse(initialising, "an init container of an unknown spec");
-        // Had it ended for good before, then the kubelet has yet to record that it ran.
-        let runs = self.runtime.runs.iter();
-        let relist = Ms::try_from(RELIST_INTERVAL.as_millis()).unwrap();
-        let began = runs.filter(|run| run.at > BEGIN && run.at + relist > self.now);
-        let again = began.map(|run| &run.name).any(|it| self.case.had_ended(it));
-        self.excuse(again, "a completed container has just begun again");
         if fell_back {
             // It is the same restart, fallen back. The kubelet may relist before an attempt is removed that never ran.
             let slow = self.case.delays(Kind::Remove);
