@@ -164,6 +164,7 @@ impl Machine {
                     self.remove_olds(Self::is_cleared_away);
                 }
                 self.remove_replaced();
+                self.end_hidden();
             }
         }
         self.want_waker();

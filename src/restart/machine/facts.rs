@@ -121,7 +121,7 @@ impl Machine {
             _ if self.failing || self.needs_no_shield(it) || it.is_new() => false,
             Phase::Down => !self.replays_at_once() || self.waits() || it.shown.is_some(),
             Phase::Shielded => true,
-            Phase::Up => self.plan.way == Way::Shielded,
+            Phase::Up => self.plan.way == Way::Shielded && (it.told || it.old != OldState::Running),
             Phase::Replay => self.shields_unstarted() || it.shown.is_some(),
             Phase::Clear | Phase::Over => false,
         }

@@ -77,6 +77,23 @@ impl Machine {
         self.announce_down();
         self.release_all();
         self.remove_replaced();
+        self.end_hidden();
+    }
+
+    /// What runs behind its shields is ended: the kubelet has seen it wait, and starts it. Where it may have yet to see that, it goes
+    /// on as it is.
+    pub(super) fn end_hidden(&mut self) {
+        let runs = |it: &&mut Progress| it.old == OldState::Running && !it.told && !it.is_new();
+        for it in self.progress.iter_mut().filter(runs) {
+            let shields = it.placeholders.keys().cloned();
+            if it.lacks_shield() {
+                self.effects.extend(shields.map(Effect::Remove));
+            } else if it.standing() > 0 {
+                it.told = true;
+                self.effects
+                    .extend(it.member.old_id().cloned().map(Effect::Kill));
+            }
+        }
     }
 
     /// Whether it goes on as without the plugin: it was not started again, and nothing stands before it.

@@ -879,6 +879,32 @@ fn a_container_that_starts_out_of_order_makes_it_begin_anew_but_not_for_ever() {
 }
 
 #[test]
+fn what_runs_behind_its_shields_is_ended_by_a_successor_and_shown_where_they_have_just_been_made() {
+    let shielded = [
+        found("a-1", "a", false, true, InstanceState::Running),
+        found("b-0", "b", false, false, InstanceState::Running),
+        found("p1", "b", true, true, InstanceState::Created),
+    ];
+    let (_, effects) = resume(PLAIN, Phase::Up, &shielded, 1);
+    assert!(effects.contains(&Effect::Kill("b-0".into())), "{effects:?}");
+
+    let mut plan = draft(Some(RestartPolicy::Never), FULL, "a", 42).settled();
+    plan.again = MOST_AGAIN;
+    let now = Instant::now();
+    let (mut machine, _) = begin_round(plan, None, now);
+    machine.handle(now, Event::PlaceholderMade("b".into(), "p1".into(), MADE));
+    let mut effects = machine.handle(now, Event::Started("a".into(), "a-1".into()));
+    assert!(
+        !effects.contains(&Effect::Kill("b-0".into())),
+        "{effects:?}"
+    );
+    effects.extend(machine.handle(now, Event::PlaceholderMade("b".into(), "p2".into(), MADE)));
+    for id in ["p1", "p2"] {
+        assert!(effects.contains(&Effect::Remove(id.into())), "{effects:?}");
+    }
+}
+
+#[test]
 fn an_init_container_that_has_run_out_of_order_makes_it_begin_anew_as_well() {
     let shape: Shape<'_> = &[("i", Init, DONE), ("j", Init, DONE), ("a", Regular, RUNS)];
     for (ended, anew) in [("i", false), ("j", true)] {

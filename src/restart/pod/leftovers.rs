@@ -76,12 +76,6 @@ impl Pod {
             self.decided.insert(trigger.container.clone());
         }
         self.settle_olds(plan);
-        if matches!(phase, Phase::Shielded | Phase::Up) {
-            // Their exits were released, whether or not the runtime shows it yet.
-            for old in plan.members.iter().filter_map(|member| member.old.as_ref()) {
-                self.instances.ended(&old.id, old.code());
-            }
-        }
         self.machine = Some(machine);
         let since = now.at.checked_sub(elapsed).unwrap_or(now.at);
         self.course = Some(Course::new(since));
