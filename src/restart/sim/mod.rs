@@ -208,6 +208,10 @@ struct World {
     decisions: Vec<Plan>,
     /// The plugin has died, or its connection to NRI was cut.
     was_away: bool,
+    /// When it listed what there is.
+    listed: Ms,
+    /// How old that was when the last restart was decided, if nobody told it of anything since.
+    deaf: Ms,
     /// When something happened last.
     stirred: Ms,
     /// When the pod failed, succeeded or was deleted.
@@ -245,6 +249,8 @@ impl World {
             told: false,
             decisions: Vec::new(),
             was_away: false,
+            listed: BEGIN,
+            deaf: 0,
             stirred: BEGIN,
             over: None,
             lost: false,

@@ -257,6 +257,7 @@ impl World {
     }
 
     fn relisted(&mut self, begun: Option<Record>) {
+        self.listed = self.now;
         let containers = self.runtime.containers.iter();
         let listed = containers.map(|(id, it)| {
             let running = it.seen() == InstanceState::Running;
@@ -534,6 +535,11 @@ impl World {
             Starter::Kubelet(_) => "by the kubelet",
         };
         self.reach(format!("{starter}, {:?}", plan.way));
+        self.deaf = if self.connected() {
+            0
+        } else {
+            self.now - self.listed
+        };
         self.decisions.push(plan);
     }
 

@@ -139,8 +139,8 @@ impl World {
         let stale: Ms = match self.case.cut {
             // What the kubelet started meanwhile nobody had heard of.
             Some(_) if self.was_away => since - BEGIN,
-            // One that comes back may decide on a list from before the last start.
-            None if self.was_away => 1000,
+            // One that comes back may decide on a list from before the last start, as old as it is.
+            None if self.was_away => self.deaf.max(1000),
             _ => 0,
         };
         let due = self.now >= since + plan.back_off_ms;
