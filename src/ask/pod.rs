@@ -90,14 +90,18 @@ pub(super) struct UnderWay {
 }
 
 impl UnderWay {
-    pub(super) fn of(pod: &Pod) -> Option<Self> {
+    /// By its condition, which is False already in a back-off if the action is `RestartAllContainers`.
+    pub(super) fn of(pod: &Pod, now: Timestamp) -> Option<Self> {
         let mut conditions = conditions(pod);
-        let condition =
-            conditions.find(|it| RESTARTING.contains(&it.type_.as_str()) && it.status == "True")?;
-        Some(Self {
-            kind: condition.type_.clone(),
-            message: condition.message.clone().unwrap_or_default(),
-            since: since(condition),
+        conditions.find_map(|condition| {
+            let it = Self {
+                kind: condition.type_.clone(),
+                message: condition.message.clone().unwrap_or_default(),
+                since: since(condition),
+            };
+            let waits = || it.back_off_until().is_some_and(|until| now < until);
+            let ours = RESTARTING.contains(&it.kind.as_str());
+            (ours && (condition.status == "True" || waits())).then_some(it)
         })
     }
 
@@ -200,15 +204,21 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_is_under_way_while_its_condition_is_true() {
+    fn a_restart_is_under_way_while_its_condition_is_true_or_it_backs_off() {
         for kind in RESTARTING {
-            let of = |status: &str| {
-                UnderWay::of(&with(
-                    &json!([{"type": kind, "status": status, "message": "why"}]),
-                ))
+            let of = |status: &str, message: &str| {
+                let condition = json!({"type": kind, "status": status, "message": message});
+                let now = "2026-11-26T10:53:26Z".parse().unwrap();
+                UnderWay::of(&with(&json!([condition])), now).map(|it| it.kind)
             };
-            assert_eq!(of("True").map(|it| it.kind).as_deref(), Some(kind));
-            assert_eq!(of("False"), None);
+            assert_eq!(of("True", "why").as_deref(), Some(kind));
+            assert_eq!(of("False", "why"), None);
+            let waits = "why; back-off until 2026-11-26T10:53:27Z";
+            assert_eq!(of("False", waits).as_deref(), Some(kind));
+            assert_eq!(
+                of("False", "why; back-off until 2026-11-26T10:53:26Z"),
+                None
+            );
         }
     }
 

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
 use tokio::time::Instant;
 
 use super::pod::{self, Fit, Last, UnderWay};
@@ -119,7 +120,7 @@ impl Rollout {
             State::Waiting | State::Over(_) => None,
             State::Asked { message, .. } => {
                 let outcome = if same {
-                    *message = UnderWay::of(seen).map(|it| it.message);
+                    *message = UnderWay::of(seen, Timestamp::now()).map(|it| it.message);
                     outcome(fit, token, seen)
                 } else {
                     Some(Outcome::NotRestarted("it has been replaced".to_owned()))

@@ -23,12 +23,12 @@ pub(super) struct Row {
 }
 
 impl Row {
-    fn of(pod: &Pod) -> Self {
+    fn of(pod: &Pod, now: Timestamp) -> Self {
         Self {
             namespace: pod.metadata.namespace.clone().unwrap_or_default(),
             pod: pod.metadata.name.clone().unwrap_or_default(),
             node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
-            under_way: UnderWay::of(pod),
+            under_way: UnderWay::of(pod, now),
             last: Last::of(pod),
         }
     }
@@ -40,18 +40,17 @@ pub(super) async fn find(
     namespace: &str,
     args: &StatusArgs,
 ) -> Result<Vec<Row>, AskError> {
-    let mut rows = Vec::new();
+    let (mut rows, now) = (Vec::new(), Timestamp::now());
     for pod in &args.pods {
-        rows.push(Row::of(
-            &select::get(client, namespace, pod.as_str()).await?,
-        ));
+        let pod = select::get(client, namespace, pod.as_str()).await?;
+        rows.push(Row::of(&pod, now));
     }
     if args.pods.is_empty() {
         let namespace = (!args.all_namespaces).then_some(namespace);
         let labels = args.selector.as_ref().map(Selector::as_str);
         let pods = select::list(client, namespace, labels).await?;
         let concerned = |row: &Row| row.under_way.is_some() || row.last.is_some();
-        rows.extend(pods.iter().map(Row::of).filter(concerned));
+        rows.extend(pods.iter().map(|pod| Row::of(pod, now)).filter(concerned));
     }
     Ok(rows)
 }
@@ -163,7 +162,8 @@ mod tests {
             {"metadata": {"namespace": "n", "name": "other"}},
         ]);
         let pods: Vec<Pod> = serde_json::from_value(pods).unwrap();
-        pods.iter().map(Row::of).collect()
+        let now = "2026-11-26T10:53:00Z".parse().unwrap();
+        pods.iter().map(|pod| Row::of(pod, now)).collect()
     }
 
     #[test]
