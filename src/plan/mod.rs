@@ -296,8 +296,8 @@ impl Plan {
             .or_else(|| self.ended_regular().filter(|_| self.replayed_inits))
             .or_else(|| self.running_after_trigger())
             .or_else(|| {
-                self.ended_regular()
-                    .filter(|_| self.has_trigger_succeeded())
+                let waits = self.ended_regular().or_else(|| self.gone_regular());
+                waits.filter(|_| self.has_trigger_succeeded())
             })
             .or(trigger)
             .or_else(|| running(ContainerKind::Init).filter(|_| !self.replayed_inits));
@@ -309,6 +309,12 @@ impl Plan {
     fn ended_regular(&self) -> Option<&Member> {
         let mut members = self.members.iter();
         members.find(|it| it.kind == ContainerKind::Regular && it.is_to_run && it.had_ended())
+    }
+
+    /// The same of which the generation before has left nothing but what shielded it.
+    fn gone_regular(&self) -> Option<&Member> {
+        let mut members = self.members.iter();
+        members.find(|it| it.kind == ContainerKind::Regular && it.is_to_run && it.old.is_none())
     }
 
     /// Whether the kubelet has started the trigger again, an init container, and has gone on from there.
@@ -624,6 +630,20 @@ pub(crate) mod tests {
         later.members[2].is_to_run = true;
         assert_eq!(later.clone().settled().guard, "i".into());
         later.trigger.container = "i-of-the-generation-before".into();
+        assert_eq!(later.settled().guard, "a".into());
+    }
+
+    #[test]
+    fn what_is_gone_after_an_init_container_that_ran_again_guards() {
+        let shape: Shape<'_> = &[
+            ("s", Sidecar, RUNS),
+            ("i", Init, DONE),
+            ("a", Regular, Was::Absent),
+        ];
+        let mut later = draft(Some(RestartPolicy::Never), shape, "i", 42);
+        later.trigger.container = "i-of-the-generation-before".into();
+        assert_eq!(later.clone().settled().guard, "i".into());
+        later.members[2].is_to_run = true;
         assert_eq!(later.settled().guard, "a".into());
     }
 
