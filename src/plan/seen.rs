@@ -32,14 +32,14 @@ impl Seen<'_> {
         members.collect()
     }
 
-    /// The same by a plan of that pod, if it knows them all.
+    /// The same by a plan of that pod, if it is for all of them.
     pub(crate) fn of_plan(&self, plan: &Plan) -> Option<Vec<Member>> {
         let members = plan.members.iter().map(|it| Member {
             startup_probe: it.startup_probe,
             post_start: it.post_start,
             ..self.member(it.name.clone(), it.kind, it.restart_policy)
         });
-        (plan.is_whole_pod() && plan.ordered).then(|| members.collect())
+        plan.is_whole_pod().then(|| members.collect())
     }
 
     /// As far as one can tell without a spec: what has ended while others run was an init container.

@@ -252,7 +252,7 @@ impl Pod {
         };
         let shape = self.shape();
         let ordered = shape.is_some();
-        let mut members = shape.unwrap_or_else(|| self.seen().guessed(&trigger.name));
+        let mut members = shape.unwrap_or_else(|| self.guessed(&trigger.name));
         for member in &mut members {
             // One that waits for its start in a restart which this one replaces.
             let waits = machine.is_some_and(|it| it.is_to_run_again(&member.name));

@@ -114,8 +114,17 @@ impl Pod {
         let own = self.native.is_some_and(|native| native.container_rules);
         match &self.spec {
             Some(spec) => Some(self.seen().of_spec(spec, own)),
-            None => self.seen().of_plan(self.plan()?),
+            None => self.seen().of_plan(self.plan().filter(|it| it.ordered)?),
         }
+    }
+
+    /// The same as far as one can tell without a spec. What the restart under way has removed still belongs to the pod.
+    pub(super) fn guessed(&self, trigger: &ContainerName) -> Vec<Member> {
+        let mut members = self.seen().guessed(trigger);
+        let known = self.plan().and_then(|plan| self.seen().of_plan(plan));
+        let gone = known.into_iter().flatten().filter(|it| it.old.is_none());
+        members.extend(gone);
+        members
     }
 
     /// Whether it is an attempt that the restart under way replaces.

@@ -335,6 +335,23 @@ fn a_restart_is_called_off_unless_something_was_killed_for_it_and_then_there_was
 }
 
 #[test]
+fn what_a_restart_has_removed_belongs_to_the_pod_also_where_its_spec_is_not_known() {
+    let (mut pod, now) = (pod(Start::Kubelet), moment());
+    let rule = "[{action: RestartAllContainers, exitCodes: {operator: In, values: [42]}}]";
+    let unread = Unread::of([("restart-rules.reprise.dev", rule)]);
+    pod.written(Written::read(&unread), &now);
+    let [a, b] = ["a-0", "b-0"].map(ContainerId::from);
+    pod.created(a.clone(), Instance::running("a"));
+    pod.created(b.clone(), Instance::running("b"));
+    assert!(pod.decide_hold(&a, Duration::ZERO, &now));
+    pod.ended(&a, Some(ExitCode(42)), &now);
+    pod.removed(&b, &now);
+    let members = pod.guessed(&"a".into());
+    let names: Vec<_> = members.iter().map(|it| it.name.as_str()).collect();
+    assert_eq!(names, ["a", "b"]);
+}
+
+#[test]
 fn an_attempt_of_which_the_runtime_never_told_is_removed_when_a_list_has_it() {
     let (mut pod, now) = (with_rules(Start::Kubelet), moment());
     let a = ContainerId::from("a-0");
