@@ -80,8 +80,8 @@ impl Machine {
         self.end_hidden();
     }
 
-    /// What runs behind its shields is ended: the kubelet has seen it wait, and starts it. Where it may have yet to see that, it goes
-    /// on as it is.
+    /// What runs behind its shields is ended: the kubelet has seen it wait, and starts it. Where it may have yet to see that,
+    /// it goes on as it is.
     pub(super) fn end_hidden(&mut self) {
         let runs = |it: &&mut Progress| it.old == OldState::Running && !it.told && !it.is_new();
         for it in self.progress.iter_mut().filter(runs) {

@@ -122,8 +122,8 @@ impl Machine {
         self.phase == Phase::Down && self.undo.stage != Stage::Over && !self.undo.late
     }
 
-    /// Whether that container's attempts are none of the kubelet's business. A success that it sees is: it may have yet to record
-    /// that of one that ran, and would take it for lost.
+    /// Whether that container's attempts are none of the kubelet's business. A success that it sees is: it may have yet to
+    /// record it, and would take what ran for lost.
     pub(super) fn is_undone(&self, it: &Progress) -> bool {
         let succeeded = it.member.exit() == Some(ExitCode::SUCCESS);
         let seen = succeeded && it.placeholders.is_empty();

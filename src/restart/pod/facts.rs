@@ -66,8 +66,8 @@ impl Pod {
         names.filter(|name| self.is_member(name)).collect()
     }
 
-    /// Whatever the attempts that a restart replaces exit with belongs to it, even if the news comes when it is over. To the kubelet
-    /// what had ended for good stays so.
+    /// Whatever the attempts that a restart replaces exit with belongs to it, even if the news comes when it is over. To the
+    /// kubelet what had ended for good stays so.
     pub(super) fn settle_olds(&mut self, plan: &Plan) {
         let olds = plan.members.iter().filter_map(|member| member.old.as_ref());
         let olds = olds.map(|old| old.id.clone());

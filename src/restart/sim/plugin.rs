@@ -506,7 +506,8 @@ impl World {
             return;
         }
         let fell_back = last.is_some();
-        // What the kubelet does not record cannot be shown to it. One that has come back knows nothing of restarts before.
+        // What the kubelet does not record cannot be shown to it. A plugin that has come back knows of no restart before, nor
+        // does one without a spec.
         let stale = self.kubelet.stale && (self.epoch > 1 || !self.case.spec_known);
         self.excuse(stale, "the status is stale");
         // Without a spec, an init container that runs, or is about to, is taken for a regular one: killed, it has failed, and seen
