@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
+use super::perform::story;
 use super::testing::tools;
 use super::*;
 use crate::back_off::BackOff;
@@ -13,7 +14,9 @@ use crate::cri::fake::Fake;
 use crate::ids::PodKey;
 use crate::node::{InstanceState, Maker};
 use crate::plan::Plan;
+use crate::plan::tests::plan;
 use crate::restart::machine::Phase;
+use crate::restart::pod::BegunAnew;
 
 const RULES: &str =
     r#"[{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]"#;
@@ -155,6 +158,34 @@ async fn a_restart_and_what_is_held_for_it_are_counted() {
     let of =
         "action=\"RestartAllContainers\",trigger=\"exit\",way=\"placeholders\",outcome=\"deleted\"";
     assert_eq!(value(&format!("reprise_restarts_total{{{of}}}")), 1);
+}
+
+#[tokio::test]
+async fn what_people_are_told_of_is_counted() {
+    let place = Place::new();
+    let tools = tools(place.fake.client(), place.dir.path());
+    let (reporter, value) = (&tools.reporter, |series: &str| tools.metrics.value(series));
+    let waits = Plan {
+        back_off_ms: 20_000,
+        ..plan()
+    };
+    reporter.restarting(&story(&plan()));
+    reporter.restarting(&story(&waits));
+    assert_eq!(value("reprise_back_off_seconds_count"), 1);
+    assert_eq!(value("reprise_back_off_seconds_sum"), 20);
+    for (disturbed, cause) in [(false, "replay_failed"), (true, "disturbed")] {
+        let begun = BegunAnew {
+            restart: plan().id,
+            again: 0,
+            disturbed,
+            why: "it took too long".to_owned(),
+        };
+        reporter.begun_anew(&plan().pod, &begun);
+        let series = format!("reprise_restarts_begun_anew_total{{cause=\"{cause}\"}}");
+        assert_eq!(value(&series), 1, "{cause}");
+    }
+    reporter.unmatched(&plan().pod, &"a".into(), ExitCode(1));
+    assert_eq!(value("reprise_unmatched_exits_total"), 1);
 }
 
 #[tokio::test]
