@@ -60,7 +60,7 @@ pub fn listed(names: &[impl Borrow<str>]) -> String {
 }
 
 /// Controls, and what turns the direction of a line around or ends it unseen.
-pub(crate) fn is_acted_on(char: char) -> bool {
+fn is_acted_on(char: char) -> bool {
     char.is_control()
         || matches!(char, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
 }

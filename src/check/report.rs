@@ -1,6 +1,5 @@
 //! What was found, and how it is said.
 
-use std::fmt::Write as _;
 use std::io::{self, Write};
 
 use serde::Serialize;
@@ -160,24 +159,10 @@ pub(super) fn write_json(findings: &[Finding], out: &mut impl Write) -> io::Resu
     for finding in findings {
         let json = serde_json::to_string(finding)?;
         writeln!(out, "{before}")?;
-        write!(out, "{}", escaped(&json))?;
+        write!(out, "{}", text::printable_json(&json))?;
         before = ",";
     }
     writeln!(out, "\n]")
-}
-
-/// What a terminal acts on stands in strings alone, where JSON may have it escaped.
-fn escaped(json: &str) -> String {
-    let mut escaped = String::with_capacity(json.len());
-    for char in json.chars() {
-        if text::is_acted_on(char) {
-            // Writing to a string cannot fail.
-            let _ = write!(escaped, "\\u{:04x}", u32::from(char));
-        } else {
-            escaped.push(char);
-        }
-    }
-    escaped
 }
 
 #[cfg(test)]
