@@ -174,7 +174,7 @@ async fn request_in_a_back_off_waits_unless_it_is_urgent(stage: Stage) -> Result
         let asked = SystemTime::now().duration_since(UNIX_EPOCH)?;
         ask(&pod, value).await?;
         pod.has_restarted(&before).await?;
-        let begin = "Restart 2: container trainer exited with code 42, restarted in ";
+        let begin = "Restart 2: container trainer exited with code 42 (rule 1), restarted in ";
         until_answered(&pod, begin, &format!("; answers request {value}")).await?;
         let evidence = pod.evidence_since(&before)?;
         let (first, last) = evidence
