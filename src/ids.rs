@@ -104,6 +104,25 @@ impl fmt::Display for ExitCode {
     }
 }
 
+/// How a container has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exit {
+    /// What its first process exited with.
+    pub code: ExitCode,
+    /// Whether the kernel has killed a process of it, whichever, because it was out of memory.
+    pub oom_killed: bool,
+}
+
+impl From<i32> for Exit {
+    /// Of a container that was not out of memory.
+    fn from(code: i32) -> Self {
+        Self {
+            code: ExitCode(code),
+            oom_killed: false,
+        }
+    }
+}
+
 /// How often a container was started before: the kubelet counts from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]

@@ -8,6 +8,7 @@ use std::ops::RangeInclusive;
 use serde::Serialize;
 
 use super::manifest::{Container, Pod};
+use crate::ids;
 use crate::kube::{ContainerKind, KubeletFeatures, RestartPolicy};
 use crate::policy::{self, Action, Policy, Rules};
 
@@ -70,16 +71,15 @@ const CODES: RangeInclusive<u8> = 0..=255;
 
 impl Rulings {
     /// What the rules say of exits of that container.
-    fn of(&self, container: &str) -> impl Fn(u8) -> Option<(Action, Actor)> {
+    fn of(&self, container: &str) -> impl Fn(ids::Exit) -> Option<(Action, Actor)> {
         let ours = self.policy.actions(container);
         let theirs = self.kubelet.and_then(|_| self.spec.get(container));
         let native = |action: &Action| policy::is_native(*action, self.kubelet);
-        move |code| {
-            let code = i32::from(code);
-            if let Some(action) = ours(code) {
+        move |exit| {
+            if let Some(action) = ours(exit) {
                 return Some((action, Actor::Reprise));
             }
-            let action = theirs?.action(code).filter(native)?;
+            let action = theirs?.action(exit).filter(native)?;
             Some((action, Actor::Kubelet))
         }
     }
@@ -99,7 +99,12 @@ impl Rulings {
         let rule = self.of(container.name);
         let mut groups: Vec<(Outcome, Vec<u8>)> = Vec::new();
         for code in CODES {
-            let outcome = outcome(container.kind, restart_policy, rule(code), code);
+            let outcome = outcome(
+                container.kind,
+                restart_policy,
+                rule(i32::from(code).into()),
+                code,
+            );
             match groups.iter_mut().find(|(known, _)| *known == outcome) {
                 Some((_, codes)) => codes.push(code),
                 None => groups.push((outcome, vec![code])),
@@ -162,7 +167,7 @@ impl Rulings {
     pub(super) fn warnings(&self, container: &Container<'_>) -> Vec<String> {
         let name = container.name;
         let mut warnings = Vec::new();
-        let success = self.of(name)(0);
+        let success = self.of(name)(0.into());
         if container.kind == ContainerKind::Init && success.is_some_and(|(it, _)| is_whole(it)) {
             warnings.push(format!(
                 "success (0) of the init container {name} restarts the pod, so that it never gets beyond; list 0 in a \
@@ -185,7 +190,7 @@ impl Rulings {
     pub(super) fn restarts_pod(&self, container: &Container<'_>) -> bool {
         let action = self.policy.actions(container.name);
         CODES
-            .filter_map(|code| action(i32::from(code)))
+            .filter_map(|code| action(i32::from(code).into()))
             .any(is_whole)
     }
 }

@@ -105,7 +105,7 @@ fn every_problem_is_said() {
         "\
 f:2: Pod ml/run
   f:7: error: restart-rule.reprise.dev is no annotation of Reprise: see restart-rules.reprise.dev, restart-options.reprise.dev, failure-policy.reprise.dev
-  f:7: error: restart-rules.reprise.dev: rule 1: exitCodes is missing
+  f:7: error: restart-rules.reprise.dev: rule 1: exitCodes, onOOMKilled or onSignal is missing
 "
     );
     assert_eq!(problems, 2);

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::failure::MAX_POLICY;
 use super::read::{MAX_BYTES, MAX_NAME};
-use super::rules::{MAX_RULES, MAX_VALUES};
+use super::rules::{MAX_RULES, MAX_SIGNALS, MAX_VALUES};
 use crate::text;
 use crate::yaml::YamlError;
 
@@ -206,6 +206,18 @@ pub enum Fault {
     /// `In` nothing.
     #[error("exitCodes.values is empty, so that operator In never matches")]
     NeverMatches,
+    /// More than there are.
+    #[error("onSignal has {0} entries, at most {MAX_SIGNALS} are allowed")]
+    TooManySignals(usize),
+    /// Numbers are none: they say something else on other machines.
+    #[error("onSignal has {0}, allowed are names of Linux's signals, such as SIGSEGV")]
+    NoSignal(String),
+    /// None of them.
+    #[error("onSignal is empty, so that it never matches")]
+    NoSignals,
+    /// The API server knows exit codes alone.
+    #[error("onOOMKilled and onSignal are for annotations: a pod's spec has exitCodes alone")]
+    NotOfSpec,
     /// The kubelet would restart what we restart.
     #[error(
         "the pod's spec has restartPolicyRules, which this node's kubelet acts on: rules in annotations are not used beside them"

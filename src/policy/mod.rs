@@ -15,6 +15,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::ids::Exit;
 use crate::kube::{KubeletFeatures, PodSpec};
 use error::Problems;
 pub use error::{Fault, Place, PolicyError, Problem};
@@ -23,7 +24,7 @@ pub use options::{CompletedContainers, LONGEST_GRACE, Options, Start};
 pub use read::Unread;
 use read::{Nodes, PodRules, Text};
 pub use request::{REQUEST_KEY, Request, RequestError};
-pub use rules::{Action, MAX_RULES, MAX_VALUES, Operator, Rule, Rules};
+pub use rules::{Action, Condition, MAX_RULES, MAX_SIGNALS, MAX_VALUES, Operator, Rule, Rules};
 
 /// Every annotation key of Reprise is in this domain.
 pub const DOMAIN: &str = "reprise.dev";
@@ -277,21 +278,25 @@ impl Policy {
         problems.into_result()
     }
 
-    /// What an exit of `container` with `code` asks for. `None`: no rule matches, and its
+    /// What an exit of `container` asks for. `None`: no rule matches, and its
     /// restartPolicy stands.
     ///
     /// Success (0) is a code like any other here, also for init containers.
     #[must_use]
-    pub fn action(&self, container: &str, code: i32) -> Option<Action> {
-        self.actions(container)(code)
+    pub fn action(&self, container: &str, exit: impl Into<Exit>) -> Option<Action> {
+        self.actions(container)(exit.into())
     }
 
     /// The same, and which rule asks for it; `None`: the container's own `restartPolicy` does, which comes after the rules of
     /// its spec.
     #[must_use]
-    pub fn matched(&self, container: &str, code: i32) -> Option<(Action, Option<MatchedRule>)> {
+    pub fn matched(
+        &self,
+        container: &str,
+        exit: impl Into<Exit>,
+    ) -> Option<(Action, Option<MatchedRule>)> {
         let found = self.found(container)?;
-        let (number, action) = self.ours(found, code)?;
+        let (number, action) = self.ours(found, exit.into())?;
         let rule = number.map(|number| MatchedRule {
             number,
             source: found.0.name(container),
@@ -299,10 +304,10 @@ impl Policy {
         Some((action, rule))
     }
 
-    /// The same action, for many codes of one container.
-    pub fn actions(&self, container: &str) -> impl Fn(i32) -> Option<Action> {
+    /// The same action, for many exits of one container.
+    pub fn actions(&self, container: &str) -> impl Fn(Exit) -> Option<Action> {
         let found = self.found(container);
-        move |code| self.ours(found?, code).map(|(_, action)| action)
+        move |exit| self.ours(found?, exit).map(|(_, action)| action)
     }
 
     fn found(&self, container: &str) -> Option<(Source, &Rules)> {
@@ -314,9 +319,9 @@ impl Policy {
     fn ours(
         &self,
         (source, rules): (Source, &Rules),
-        code: i32,
+        exit: Exit,
     ) -> Option<(Option<usize>, Action)> {
-        let matched = rules.matched(code);
+        let matched = rules.matched(exit);
         matched.filter(|(_, action)| source != Source::Spec || !self.is_native(*action))
     }
 
@@ -359,6 +364,7 @@ impl Policy {
     pub fn kills_that_restart(&self, container: &str) -> Vec<i32> {
         let action = self.actions(container);
         let whole = [Action::RestartAllContainers, Action::RestartPod];
+        let action = |code: i32| action(code.into());
         let restarts = |code: &i32| action(*code).is_some_and(|action| whole.contains(&action));
         [137, 143].into_iter().filter(restarts).collect()
     }
@@ -416,7 +422,11 @@ fn is_read(key: &str) -> bool {
 /// Reads `restartPolicyRules` as written in a manifest; `field` names the place in errors.
 pub(crate) fn spec_rules(field: &str, value: &Value) -> Result<Rules, PolicyError> {
     let mut problems = Problems::default();
-    let rules = read::rules_value(&Place::key(field), value, &mut problems);
+    let place = Place::key(field);
+    let rules = read::rules_value(&place, value, &mut problems);
+    if !rules.are_of_api() {
+        problems.note(&place, Fault::NotOfSpec);
+    }
     problems.into_result().map(|()| rules)
 }
 

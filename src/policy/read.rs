@@ -3,15 +3,23 @@
 
 use std::collections::BTreeMap;
 
+use nix::sys::signal::Signal;
 use serde_json::{Map, Value};
 
 use super::error::{Fault, Place, Problems, Quoted, short};
 use super::request::Request;
-use super::rules::{MAX_RULES, MAX_VALUES, Operator, Rule, Rules};
+use super::rules::{Condition, MAX_RULES, MAX_SIGNALS, MAX_VALUES, Operator, Rule, Rules};
 use crate::yaml;
 
-/// KEP-5307's manifests say `exitCodes`, its examples also `when` or `onExit` with that in it.
-const RULE_FIELDS: &[&str] = &["action", "exitCodes", "when", "onExit"];
+/// KEP-5307's manifests say `exitCodes`, its examples also `when` or `onExit` with that in it. The others are ours.
+const RULE_FIELDS: &[&str] = &[
+    "action",
+    "exitCodes",
+    "when",
+    "onExit",
+    "onOOMKilled",
+    "onSignal",
+];
 const CONDITION_FIELDS: &[&str] = &["exitCodes"];
 const EXIT_CODES_FIELDS: &[&str] = &["operator", "values"];
 
@@ -19,8 +27,8 @@ const EXIT_CODES_FIELDS: &[&str] = &["operator", "values"];
 pub(super) const MAX_NAME: usize = 63;
 /// What all annotations of a pod may have together: 20 rules of 255 values fit, even with a line for each.
 pub(super) const MAX_BYTES: usize = 64 * 1024;
-/// Likewise, of scalars, lists and mappings: 20 rules of 255 values have 5,321.
-const MAX_NODES: usize = 6 * 1024;
+/// Likewise, of scalars, lists and mappings: 20 rules of 255 values and 64 signals have 6,681.
+const MAX_NODES: usize = 7 * 1024;
 
 /// The annotations of a pod that say something to us, as they came, and no more of them than is read: whoever wrote them
 /// has a node's time and memory to waste, and nobody's but their own.
@@ -269,41 +277,59 @@ fn rule(value: &Value, faults: &mut Notes<'_>) -> Option<Rule> {
     refuse_others(fields, RULE_FIELDS, faults);
     let action = required("action", fields.get("action"), faults)
         .and_then(|value| noted(word("action", value), faults));
-    let exit_codes = exit_codes(fields, faults);
-    let (operator, values) = condition(exit_codes?, faults)?;
+    let conditions = conditions(fields, faults)?;
     Some(Rule {
         action: action?,
-        operator,
-        values,
+        conditions,
     })
 }
 
-/// In whichever spelling.
-fn exit_codes<'v>(fields: &'v Map<String, Value>, faults: &mut Notes<'_>) -> Option<&'v Value> {
-    let spelled = [
-        ("exitCodes", None),
-        ("when", Some("when.exitCodes")),
-        ("onExit", Some("onExit.exitCodes")),
-    ];
-    let mut given = spelled
-        .into_iter()
-        .filter_map(|(name, within)| Some((name, within, fields.get(name)?)));
-    let Some((name, within, value)) = given.next() else {
-        return required("exitCodes", None, faults);
-    };
-    if given.next().is_some() {
+/// All that there are; `None` if there is none, or anything is wrong with one.
+fn conditions(fields: &Map<String, Value>, faults: &mut Notes<'_>) -> Option<Vec<Condition>> {
+    let spelled = ["exitCodes", "when", "onExit"];
+    if spelled
+        .iter()
+        .filter(|it| fields.contains_key(**it))
+        .count()
+        > 1
+    {
         faults.push(Fault::TwoConditions);
         return None;
     }
-    let Some(within) = within else {
-        return Some(value);
-    };
-    let condition = noted(mapping_ref(name, value), faults)?;
-    refuse_others(condition, CONDITION_FIELDS, faults);
-    required(within, condition.get("exitCodes"), faults)
+    let mut read = Vec::new();
+    for name in RULE_FIELDS {
+        let Some(value) = fields.get(*name) else {
+            continue;
+        };
+        read.push(match *name {
+            "exitCodes" => exit_codes(value, faults),
+            "when" => exit_codes_within("when", "when.exitCodes", value, faults),
+            "onExit" => exit_codes_within("onExit", "onExit.exitCodes", value, faults),
+            "onOOMKilled" => oom_killed(value, faults),
+            "onSignal" => signals(value, faults),
+            _ => continue,
+        });
+    }
+    if read.is_empty() {
+        faults.push(Fault::Missing("exitCodes, onOOMKilled or onSignal"));
+        return None;
+    }
+    read.into_iter().collect()
 }
 
-fn condition(value: &Value, faults: &mut Notes<'_>) -> Option<(Operator, Vec<i32>)> {
+fn exit_codes_within(
+    name: &'static str,
+    field: &'static str,
+    value: &Value,
+    faults: &mut Notes<'_>,
+) -> Option<Condition> {
+    let within = noted(mapping_ref(name, value), faults)?;
+    refuse_others(within, CONDITION_FIELDS, faults);
+    let value = required(field, within.get("exitCodes"), faults)?;
+    exit_codes(value, faults)
+}
+
+fn exit_codes(value: &Value, faults: &mut Notes<'_>) -> Option<Condition> {
     let fields = noted(mapping_ref("exitCodes", value), faults)?;
     refuse_others(fields, EXIT_CODES_FIELDS, faults);
     let operator = required("exitCodes.operator", fields.get("operator"), faults)
@@ -329,7 +355,42 @@ fn condition(value: &Value, faults: &mut Notes<'_>) -> Option<(Operator, Vec<i32
         noted(code.ok_or_else(|| Fault::NoExitCode(kind(value))), faults)
     });
     let codes = codes.collect();
-    Some((operator?, codes))
+    Some(Condition::ExitCodes(operator?, codes))
+}
+
+/// There is nothing to say of it, so far.
+fn oom_killed(value: &Value, faults: &mut Notes<'_>) -> Option<Condition> {
+    if value.as_object().is_some_and(Map::is_empty) {
+        return Some(Condition::OomKilled);
+    }
+    faults.push(Fault::WrongKind {
+        what: "onOOMKilled",
+        found: kind(value),
+        expected: "an empty mapping, {}",
+    });
+    None
+}
+
+fn signals(value: &Value, faults: &mut Notes<'_>) -> Option<Condition> {
+    let Value::Array(names) = value else {
+        faults.push(Fault::WrongKind {
+            what: "onSignal",
+            found: kind(value),
+            expected: "a list of names of signals",
+        });
+        return None;
+    };
+    if names.len() > MAX_SIGNALS {
+        faults.push(Fault::TooManySignals(names.len()));
+    }
+    if names.is_empty() {
+        faults.push(Fault::NoSignals);
+    }
+    let signals = names.iter().take(MAX_SIGNALS).filter_map(|name| {
+        let signal = name.as_str().and_then(|name| name.parse::<Signal>().ok());
+        noted(signal.ok_or_else(|| Fault::NoSignal(kind(name))), faults)
+    });
+    Some(Condition::Signals(signals.collect()))
 }
 
 /// The fields of a value that must be a mapping.

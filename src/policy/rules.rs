@@ -1,15 +1,22 @@
-//! Restart rules of one container, after KEP-5307 and KEP-5532: which exit asks for which restart.
+//! Restart rules of one container, after KEP-5307 and KEP-5532: which exit asks for which restart. That a rule may name signals,
+//! and the lack of memory, is ours.
 
 use k8s_openapi::api::core::v1::ContainerRestartRule;
+use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 
 use super::read::Word;
+use crate::ids::Exit;
 use crate::kube::RestartPolicy;
 
 /// KEP-5307: at most 20 rules for a container.
 pub const MAX_RULES: usize = 20;
 /// KEP-5307: at most 255 exit codes in a rule.
 pub const MAX_VALUES: usize = 255;
+/// As many as there are on Linux.
+pub const MAX_SIGNALS: usize = 64;
+/// What a runtime adds to the number of the signal that has ended a container's first process.
+const SIGNALLED: i32 = 128;
 
 /// What an exit asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -66,24 +73,58 @@ impl Word for Operator {
     const WORDS: &'static [(&'static str, Self)] = &[("In", Self::In), ("NotIn", Self::NotIn)];
 }
 
+/// What a rule matches.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Condition {
+    /// The exit code compares like this with these (KEP-5307).
+    ExitCodes(Operator, Vec<i32>),
+    /// The exit code is that of a process which one of these has ended. No runtime tells it from one that a process chose.
+    Signals(Vec<Signal>),
+    /// The kernel has killed a process of the container because it was out of memory.
+    OomKilled,
+}
+
+impl Condition {
+    fn matches(&self, exit: Exit) -> bool {
+        match self {
+            Self::ExitCodes(Operator::In, values) => values.contains(&exit.code.0),
+            Self::ExitCodes(Operator::NotIn, values) => !values.contains(&exit.code.0),
+            Self::Signals(signals) => {
+                let mut codes = signals.iter().map(|signal| SIGNALLED + *signal as i32);
+                codes.any(|code| code == exit.code.0)
+            }
+            Self::OomKilled => exit.oom_killed,
+        }
+    }
+}
+
 /// One rule: these exits ask for this.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
     /// What a matching exit asks for.
     pub action: Action,
-    /// How the exit code is compared with `values`.
-    pub operator: Operator,
-    /// Exit codes.
-    pub values: Vec<i32>,
+    /// Any of these is enough.
+    pub conditions: Vec<Condition>,
 }
 
 impl Rule {
-    fn matches(&self, code: i32) -> bool {
-        let listed = self.values.contains(&code);
-        match self.operator {
-            Operator::In => listed,
-            Operator::NotIn => !listed,
+    /// One of the KEP's.
+    #[must_use]
+    pub fn on_codes(action: Action, operator: Operator, values: Vec<i32>) -> Self {
+        Self {
+            action,
+            conditions: vec![Condition::ExitCodes(operator, values)],
         }
+    }
+
+    fn matches(&self, exit: Exit) -> bool {
+        self.conditions.iter().any(|it| it.matches(exit))
+    }
+
+    /// Whether it is one that the API takes in a pod's spec.
+    fn is_of_api(&self) -> bool {
+        let mut conditions = self.conditions.iter();
+        conditions.all(|it| matches!(it, Condition::ExitCodes(..)))
     }
 }
 
@@ -113,12 +154,10 @@ impl From<&[ContainerRestartRule]> for Rules {
     fn from(rules: &[ContainerRestartRule]) -> Self {
         let known = |(number, rule): (_, &ContainerRestartRule)| {
             let exit_codes = rule.exit_codes.as_ref()?;
-            let rule = Rule {
-                action: Action::from_name(&rule.action)?,
-                operator: Operator::from_name(&exit_codes.operator)?,
-                values: exit_codes.values.clone().unwrap_or_default(),
-            };
-            Some((number, rule))
+            let action = Action::from_name(&rule.action)?;
+            let operator = Operator::from_name(&exit_codes.operator)?;
+            let values = exit_codes.values.clone().unwrap_or_default();
+            Some((number, Rule::on_codes(action, operator, values)))
         };
         Self(numbers().zip(rules).filter_map(known).collect())
     }
@@ -134,32 +173,33 @@ impl Rules {
             RestartPolicy::OnFailure => Some(vec![0]),
             RestartPolicy::Never => None,
         };
-        let rule = but.map(|values| Rule {
-            action: Action::Restart,
-            operator: Operator::NotIn,
-            values,
-        });
+        let rule = but.map(|values| Rule::on_codes(Action::Restart, Operator::NotIn, values));
         self.0.extend(rule.map(|rule| (None, rule)));
         self
     }
 
-    /// What an exit with `code` asks for: the first rule that matches decides (KEP-5307). `None`:
+    /// What an exit asks for: the first rule that matches decides (KEP-5307). `None`:
     /// no rule matches, and the container's restartPolicy stands.
     #[must_use]
-    pub fn action(&self, code: i32) -> Option<Action> {
-        self.matched(code).map(|(_, action)| action)
+    pub fn action(&self, exit: impl Into<Exit>) -> Option<Action> {
+        self.matched(exit.into()).map(|(_, action)| action)
     }
 
     /// The same, and the number of the rule.
-    pub(super) fn matched(&self, code: i32) -> Option<(Option<usize>, Action)> {
+    pub(super) fn matched(&self, exit: Exit) -> Option<(Option<usize>, Action)> {
         let mut rules = self.0.iter();
-        let (number, rule) = rules.find(|(_, rule)| rule.matches(code))?;
+        let (number, rule) = rules.find(|(_, rule)| rule.matches(exit))?;
         Some((*number, rule.action))
     }
 
     /// What the rules ask for, in their order.
     pub(super) fn actions(&self) -> impl Iterator<Item = Action> {
         self.0.iter().map(|(_, rule)| rule.action)
+    }
+
+    /// Whether the API takes them all in a pod's spec.
+    pub(super) fn are_of_api(&self) -> bool {
+        self.0.iter().all(|(_, rule)| rule.is_of_api())
     }
 
     /// Whether there is no rule at all.
@@ -175,6 +215,7 @@ pub(super) mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::ids::ExitCode;
 
     pub(in crate::policy) fn any_action() -> impl Strategy<Value = Action> {
         prop_oneof![
@@ -184,54 +225,124 @@ pub(super) mod tests {
         ]
     }
 
-    /// A rule that an annotation may hold.
-    pub(in crate::policy) fn any_rule() -> impl Strategy<Value = Rule> {
+    /// What a rule of an annotation may match.
+    fn any_condition() -> impl Strategy<Value = Condition> {
         let operator = prop_oneof![Just(Operator::In), Just(Operator::NotIn)];
-        (
-            any_action(),
-            operator,
-            prop::collection::vec(0..=255_i32, 1..8),
-        )
-            .prop_map(|(action, operator, values)| Rule {
-                action,
-                operator,
-                values,
-            })
+        let values = prop::collection::vec(0..=255_i32, 1..8);
+        let signal = prop::sample::select(Signal::iterator().collect::<Vec<_>>());
+        prop_oneof![
+            4 => (operator, values).prop_map(|(operator, values)| Condition::ExitCodes(operator, values)),
+            1 => prop::collection::vec(signal, 1..8).prop_map(Condition::Signals),
+            1 => Just(Condition::OomKilled),
+        ]
+    }
+
+    /// A rule that an annotation may hold, with each kind of condition once at most.
+    pub(in crate::policy) fn any_rule() -> impl Strategy<Value = Rule> {
+        let kind = |it: &Condition| std::mem::discriminant(it);
+        let conditions = prop::collection::vec(any_condition(), 1..4);
+        (any_action(), conditions).prop_map(move |(action, mut conditions)| {
+            conditions.sort_by_key(|it| match it {
+                Condition::ExitCodes(..) => 0,
+                Condition::OomKilled => 1,
+                Condition::Signals(_) => 2,
+            });
+            conditions.dedup_by_key(|it| kind(it));
+            Rule { action, conditions }
+        })
+    }
+
+    fn exit(code: i32, oom_killed: bool) -> Exit {
+        let code = ExitCode(code);
+        Exit { code, oom_killed }
+    }
+
+    fn any_exit() -> impl Strategy<Value = Exit> {
+        (0..=255_i32, any::<bool>()).prop_map(|(code, oom_killed)| exit(code, oom_killed))
     }
 
     proptest! {
         #[test]
         fn the_first_rule_that_matches_decides(
             rules in prop::collection::vec(any_rule(), 0..20),
-            code in 0..=255_i32,
+            exit in any_exit(),
         ) {
             let mut expected = None;
             for rule in rules.iter().rev() {
-                if rule.values.contains(&code) == (rule.operator == Operator::In) {
+                if rule.conditions.iter().any(|it| it.matches(exit)) {
                     expected = Some(rule.action);
                 }
             }
-            prop_assert_eq!(Rules::from(rules).action(code), expected);
+            prop_assert_eq!(Rules::from(rules).action(exit), expected);
         }
 
         #[test]
-        fn in_and_not_in_share_out_all_codes(rule in any_rule(), code in any::<i32>()) {
-            let other = match rule.operator {
-                Operator::In => Operator::NotIn,
-                Operator::NotIn => Operator::In,
+        fn in_and_not_in_share_out_all_codes(
+            values in prop::collection::vec(0..=255_i32, 0..8),
+            code in any::<i32>(),
+        ) {
+            let matches = |operator| {
+                Condition::ExitCodes(operator, values.clone()).matches(code.into())
             };
-            let opposite = Rule { operator: other, ..rule.clone() };
-            prop_assert_ne!(rule.matches(code), opposite.matches(code));
+            prop_assert_eq!(matches(Operator::In), values.contains(&code));
+            prop_assert_ne!(matches(Operator::In), matches(Operator::NotIn));
+        }
+
+        /// So that nobody need wait for the news where an earlier rule matches without it.
+        #[test]
+        fn that_it_was_out_of_memory_takes_no_rule_from_an_exit(
+            rules in prop::collection::vec(any_rule(), 0..20),
+            code in 0..=255_i32,
+        ) {
+            let rules = Rules::from(rules);
+            prop_assert!(rules.action(code).is_none() || rules.action(exit(code, true)).is_some());
+        }
+    }
+
+    #[test]
+    fn a_signal_matches_the_code_that_the_runtime_makes_of_it() {
+        let rules = |signals: &[Signal]| {
+            let conditions = vec![Condition::Signals(signals.to_vec())];
+            let action = Action::RestartAllContainers;
+            Rules::from(vec![Rule { action, conditions }])
+        };
+        let two = rules(&[Signal::SIGSEGV, Signal::SIGSYS]);
+        let matched: Vec<i32> = (-1..=256)
+            .filter(|code| two.action(*code).is_some())
+            .collect();
+        assert_eq!(matched, [139, 159]);
+    }
+
+    #[test]
+    fn a_rule_matches_if_any_of_its_conditions_does() {
+        let codes = Condition::ExitCodes(Operator::In, vec![42]);
+        let conditions = vec![
+            codes,
+            Condition::Signals(vec![Signal::SIGBUS]),
+            Condition::OomKilled,
+        ];
+        let rule = Rule {
+            action: Action::RestartPod,
+            conditions,
+        };
+        let rules = Rules::from(vec![rule]);
+        for (code, oom_killed, matches) in [
+            (42, false, true),
+            (135, false, true),
+            (137, true, true),
+            (0, true, true),
+            (137, false, false),
+            (0, false, false),
+        ] {
+            let action = rules.action(exit(code, oom_killed));
+            assert_eq!(action.is_some(), matches, "{code}, {oom_killed}");
         }
     }
 
     #[test]
     fn what_no_rule_matches_goes_by_the_containers_own_policy() {
-        let all = vec![Rule {
-            action: Action::RestartAllContainers,
-            operator: Operator::In,
-            values: vec![42],
-        }];
+        let action = Action::RestartAllContainers;
+        let all = vec![Rule::on_codes(action, Operator::In, vec![42])];
         for (policy, after) in [
             (RestartPolicy::Always, [true, true]),
             (RestartPolicy::OnFailure, [false, true]),
@@ -255,7 +366,7 @@ pub(super) mod tests {
         };
         let spec = [rule("Restart", 1), rule("OfLater", 2), rule("Restart", 3)];
         let rules = Rules::from(&spec[..]).then(RestartPolicy::Always);
-        let numbers = [1, 2, 3].map(|code| rules.matched(code).unwrap().0);
+        let numbers = [1, 2, 3].map(|code| rules.matched(Exit::from(code)).unwrap().0);
         assert_eq!(numbers, [Some(1), None, Some(3)]);
     }
 
@@ -267,11 +378,11 @@ pub(super) mod tests {
     #[test]
     fn not_in_matches_success_unless_it_is_listed() {
         let rules = |values| {
-            Rules::from(vec![Rule {
-                action: Action::Restart,
-                operator: Operator::NotIn,
+            Rules::from(vec![Rule::on_codes(
+                Action::Restart,
+                Operator::NotIn,
                 values,
-            }])
+            )])
         };
         assert_eq!(rules(vec![1]).action(0), Some(Action::Restart));
         assert_eq!(rules(vec![0]).action(0), None);

@@ -1,5 +1,6 @@
 //! What annotations mean, as users write them.
 
+use nix::sys::signal::Signal;
 use proptest::prelude::*;
 
 use super::rules::tests::{any_action, any_rule};
@@ -79,11 +80,7 @@ fn a_pod_without_rules_has_no_policy() {
 #[test]
 fn rules_of_the_spec_apply_where_no_annotation_does() {
     let spec = || {
-        let rule = Rule {
-            action: Action::Restart,
-            operator: Operator::In,
-            values: vec![3],
-        };
+        let rule = Rule::on_codes(Action::Restart, Operator::In, vec![3]);
         ["trainer", "other"].map(|name| (name.to_owned(), Rules::from(vec![rule.clone()])))
     };
     let own = list(Action::RestartPod, 3);
@@ -128,11 +125,7 @@ fn the_rule_that_matches_is_told_by_its_number_and_place() {
     }
     assert_eq!(policy.matched("trainer", 5), None);
 
-    let rule = Rule {
-        action: Action::RestartAllContainers,
-        operator: Operator::In,
-        values: vec![3],
-    };
+    let rule = Rule::on_codes(Action::RestartAllContainers, Operator::In, vec![3]);
     let rules = Rules::from(vec![rule]).then(crate::kube::RestartPolicy::OnFailure);
     let unable = Some(KubeletFeatures::default());
     let spec = [("trainer".to_owned(), rules)];
@@ -148,11 +141,7 @@ fn the_rule_that_matches_is_told_by_its_number_and_place() {
 #[test]
 fn what_the_kubelet_does_by_itself_is_left_to_it() {
     let rules = |action| {
-        let rule = Rule {
-            action,
-            operator: Operator::In,
-            values: vec![3],
-        };
+        let rule = Rule::on_codes(action, Operator::In, vec![3]);
         [("trainer".to_owned(), Rules::from(vec![rule]))]
     };
     let able = Some(KubeletFeatures {
@@ -197,6 +186,56 @@ fn a_condition_is_read_in_every_spelling_and_with_every_code_that_the_api_takes(
         }
         assert_eq!(policy.action("trainer", 7), None);
     }
+}
+
+#[test]
+fn a_rule_may_name_signals_and_the_lack_of_memory() {
+    let policy = policy(&[(
+        OWN,
+        "[{action: Restart, onSignal: [SIGSEGV, 'SIGBUS']}, {action: RestartAllContainers, onOOMKilled: {}}]",
+    )]);
+    let out_of_memory = |code| Exit {
+        oom_killed: true,
+        ..Exit::from(code)
+    };
+    for (exit, action) in [
+        (Exit::from(139), Some(Action::Restart)),
+        (Exit::from(135), Some(Action::Restart)),
+        (Exit::from(137), None),
+        (Exit::from(0), None),
+        (out_of_memory(139), Some(Action::Restart)),
+        (out_of_memory(137), Some(Action::RestartAllContainers)),
+        (out_of_memory(0), Some(Action::RestartAllContainers)),
+    ] {
+        assert_eq!(policy.action("trainer", exit), action, "{exit:?}");
+    }
+    let number = |exit| policy.matched("trainer", exit)?.1.map(|rule| rule.number);
+    assert_eq!(number(Exit::from(135)), Some(1));
+    assert_eq!(number(out_of_memory(139)), Some(1));
+    assert_eq!(number(out_of_memory(137)), Some(2));
+    assert!(policy.covers("trainer"));
+    assert!(policy.kills_that_restart("trainer").is_empty());
+}
+
+#[test]
+fn signals_by_which_anybody_may_kill_are_told_of_as_their_codes_are() {
+    for (rule, kills) in [
+        ("onSignal: [SIGKILL, SIGTERM]", vec![137, 143]),
+        ("onSignal: [SIGTERM, SIGABRT]", vec![143]),
+        ("onOOMKilled: {}, onSignal: [SIGSEGV]", vec![]),
+    ] {
+        let rules = format!("[{{action: RestartAllContainers, {rule}}}]");
+        let policy = policy(&[(OWN, &rules)]);
+        assert_eq!(policy.kills_that_restart("trainer"), kills, "{rule}");
+    }
+}
+
+#[test]
+fn what_the_api_does_not_have_is_refused_in_a_spec() {
+    let rules = serde_json::json!([{"action": "Restart", "onOOMKilled": {}}]);
+    let error = spec_rules("restartPolicyRules of a", &rules).unwrap_err();
+    let expected = "restartPolicyRules of a: onOOMKilled and onSignal are for annotations: a pod's spec has exitCodes alone";
+    assert_eq!(error.to_string(), expected);
 }
 
 #[test]
@@ -262,6 +301,10 @@ fn every_mistake_says_what_is_wrong_and_where() {
         "{{a: [{0}, {0}, {{action: Restart, exitCodes: {{operator: In, values: {many_values}}}}}]}}",
         "{action: Restart, exitCodes: {operator: In, values: [1]}}"
     );
+    let many_signals = format!(
+        "[{{action: Restart, onSignal: [{}]}}]",
+        vec!["SIGBUS"; 65].join(",")
+    );
     let condition = "exitCodes: {operator: In, values: [1]}";
     let cases: &[(&str, &str, &str)] = &[
         (
@@ -297,7 +340,8 @@ fn every_mistake_says_what_is_wrong_and_where() {
         (
             RULES_KEY,
             "[{}]",
-            "rule 1: action is missing; restart-rules.reprise.dev: rule 1: exitCodes is missing",
+            "rule 1: action is missing; \
+             restart-rules.reprise.dev: rule 1: exitCodes, onOOMKilled or onSignal is missing",
         ),
         (
             RULES_KEY,
@@ -307,7 +351,7 @@ fn every_mistake_says_what_is_wrong_and_where() {
         (
             RULES_KEY,
             &format!("[{{action: Restart, exitcodes: 1, {condition}}}]"),
-            "rule 1: unknown field \"exitcodes\", allowed are action, exitCodes, when, onExit",
+            "rule 1: unknown field \"exitcodes\", allowed are action, exitCodes, when, onExit, onOOMKilled, onSignal",
         ),
         (
             RULES_KEY,
@@ -331,6 +375,39 @@ fn every_mistake_says_what_is_wrong_and_where() {
             RULES_KEY,
             "[{action: Restart, onExit: {}}]",
             "rule 1: onExit.exitCodes is missing",
+        ),
+        (
+            RULES_KEY,
+            "[{action: Restart, when: {onOOMKilled: {}}}]",
+            "rule 1: unknown field \"onOOMKilled\", allowed are exitCodes; \
+             restart-rules.reprise.dev: rule 1: when.exitCodes is missing",
+        ),
+        (
+            RULES_KEY,
+            "[{action: Restart, onOOMKilled: true, onSignal: SIGSEGV}]",
+            "rule 1: onOOMKilled is true, expected an empty mapping, {}; \
+             restart-rules.reprise.dev: rule 1: onSignal is \"SIGSEGV\", expected a list of names of signals",
+        ),
+        (
+            RULES_KEY,
+            "[{action: Restart, onOOMKilled: {limit: 1Gi}, onSignal: []}]",
+            "rule 1: onOOMKilled is a mapping, expected an empty mapping, {}; \
+             restart-rules.reprise.dev: rule 1: onSignal is empty, so that it never matches",
+        ),
+        (
+            RULES_KEY,
+            "[{action: Restart, onOOMKilled: , onSignal: [SIGSEGV, segv, SIGsegv, \"11\", 11, SIGRTMIN]}]",
+            "rule 1: onOOMKilled is empty, expected an empty mapping, {}; \
+             restart-rules.reprise.dev: rule 1: onSignal has \"segv\", allowed are names of Linux's signals, such as SIGSEGV; \
+             restart-rules.reprise.dev: rule 1: onSignal has \"SIGsegv\", allowed are names of Linux's signals, such as SIGSEGV; \
+             restart-rules.reprise.dev: rule 1: onSignal has \"11\", allowed are names of Linux's signals, such as SIGSEGV; \
+             restart-rules.reprise.dev: rule 1: onSignal has 11, allowed are names of Linux's signals, such as SIGSEGV; \
+             restart-rules.reprise.dev: rule 1: onSignal has \"SIGRTMIN\", allowed are names of Linux's signals, such as SIGSEGV",
+        ),
+        (
+            RULES_KEY,
+            &many_signals,
+            "rule 1: onSignal has 65 entries, at most 64 are allowed",
         ),
         (
             "restart-rules.reprise.dev/trainer",
@@ -364,13 +441,15 @@ fn all_mistakes_of_a_pod_come_in_one_line_and_a_flood_is_cut() {
 
 #[test]
 fn the_largest_value_that_is_allowed_is_read_however_it_is_written() {
-    let rule = Rule {
+    let codes = Condition::ExitCodes(Operator::NotIn, (0..255).collect());
+    let signals = Condition::Signals(vec![Signal::SIGSEGV; MAX_SIGNALS]);
+    let rule = |conditions| Rule {
         action: Action::RestartAllContainers,
-        operator: Operator::NotIn,
-        values: (0..255).collect(),
+        conditions,
     };
-    let rules = vec![rule; MAX_RULES];
-    for text in [json(&rules), block_yaml(&rules)] {
+    let rules = vec![rule(vec![codes.clone()]); MAX_RULES];
+    let with_signals = vec![rule(vec![codes, Condition::OomKilled, signals]); MAX_RULES];
+    for text in [json(&rules), block_yaml(&rules), json(&with_signals)] {
         assert!(policy(&[(RULES_KEY, &text)]).action("a", 255).is_some());
     }
 }
@@ -451,38 +530,55 @@ fn nothing_is_kept_of_a_flood_but_its_beginning_and_its_size() {
     assert!(error.to_string().ends_with("; and 5132 more"), "{error}");
 }
 
+fn operator(operator: Operator) -> &'static str {
+    match operator {
+        Operator::In => "In",
+        Operator::NotIn => "NotIn",
+    }
+}
+
 /// `rules` as JSON.
 fn json(rules: &[Rule]) -> String {
     let rules = rules.iter().map(|rule| {
-        let operator = if rule.operator == Operator::In {
-            "In"
-        } else {
-            "NotIn"
-        };
-        let condition = serde_json::json!({"operator": operator, "values": rule.values});
-        serde_json::json!({"action": rule.action.name(), "exitCodes": condition})
+        let mut written = serde_json::json!({"action": rule.action.name()});
+        for condition in &rule.conditions {
+            let (field, value) = match condition {
+                Condition::ExitCodes(compared, values) => {
+                    let compared = operator(*compared);
+                    let codes = serde_json::json!({"operator": compared, "values": values});
+                    ("exitCodes", codes)
+                }
+                Condition::OomKilled => ("onOOMKilled", serde_json::json!({})),
+                Condition::Signals(signals) => {
+                    let names = signals.iter().map(|it| it.as_str());
+                    ("onSignal", names.collect())
+                }
+            };
+            written[field] = value;
+        }
+        written
     });
     Value::Array(rules.collect()).to_string()
 }
 
-/// `rules` as block YAML, in the KEP's nested form.
+/// `rules` as block YAML, exit codes in the KEP's nested form.
 fn block_yaml(rules: &[Rule]) -> String {
+    let condition = |condition: &Condition| match condition {
+        Condition::ExitCodes(compared, values) => {
+            let compared = operator(*compared);
+            let head = format!("  onExit:\n   exitCodes:\n    operator: {compared}\n    values:\n");
+            let values = values.iter().map(|value| format!("    - {value}\n"));
+            head + &values.collect::<String>()
+        }
+        Condition::OomKilled => "  onOOMKilled: {}\n".to_owned(),
+        Condition::Signals(signals) => {
+            let names = signals.iter().map(|it| format!("  - {it}\n"));
+            "  onSignal:\n".to_owned() + &names.collect::<String>()
+        }
+    };
     let rule = |rule: &Rule| {
-        let operator = if rule.operator == Operator::In {
-            "In"
-        } else {
-            "NotIn"
-        };
-        let values: Vec<_> = rule
-            .values
-            .iter()
-            .map(|value| format!("    - {value}\n"))
-            .collect();
-        let head = format!(
-            "- action: {}\n  onExit:\n   exitCodes:\n    operator: {operator}\n",
-            rule.action.name()
-        );
-        format!("{head}    values:\n{}", values.concat())
+        let head = format!("- action: {}\n", rule.action.name());
+        head + &rule.conditions.iter().map(condition).collect::<String>()
     };
     rules.iter().map(rule).collect()
 }
