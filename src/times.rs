@@ -41,6 +41,7 @@ const _: () = {
     assert!(falls_back + REST_OF_HOLD.as_millis() <= limit);
     assert!(INITS_LIMIT.as_millis() < falls_back && falls_back > ENOUGH_TIME.as_millis());
     assert!(SHIELDS_TIME.as_millis() < FALLBACK_TIME.as_millis());
+    assert!(OOM_LIMIT.as_millis() + ENOUGH_TIME.as_millis() < DOWN_LIMIT.as_millis());
 };
 
 /// How long before everything is released a placeholder that is there is trusted, whether or not the kubelet may yet act on
@@ -127,6 +128,10 @@ pub(crate) const HOOK_LIMIT: Duration = Duration::from_secs(1);
 pub(crate) const HOOK_INTERVAL: Duration = Duration::from_millis(200);
 /// The exit event is sent before the hook runs; one that is this late was lost, or came before this process.
 pub(crate) const EVENT_LIMIT: Duration = Duration::from_millis(300);
+/// How much later an exit by SIGKILL is judged because the runtime may have yet to tell that the container was out of memory,
+/// and between two questions. Its shim tells of both at about the same moment, before the hook runs.
+pub(crate) const OOM_LIMIT: Duration = Duration::from_millis(300);
+pub(crate) const OOM_INTERVAL: Duration = Duration::from_millis(50);
 /// What is done between the decision and the first kill may take that long, and is none of the time that containers have to stop:
 /// a record on a slow disk, and an API server that is asked what the kubelet is ending.
 pub(crate) const LONGEST_ANNOUNCEMENT: Duration = Duration::from_secs(3);

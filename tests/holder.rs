@@ -144,6 +144,22 @@ fn an_exit_waits_until_the_plugin_lets_it_go() {
 }
 
 #[test]
+fn the_plugin_is_told_of_a_container_that_was_out_of_memory() {
+    let Some(mut holder) = Holder::ready() else {
+        return;
+    };
+    let (asked, release) = holder.plugin();
+    holder.hold("c1");
+    File::create(holder.dir.path().join("oom")).unwrap();
+    let told = holder.exit("c1", 137);
+    let question = asked.recv_timeout(SOON).unwrap();
+    let words: Vec<&str> = question.split_whitespace().collect();
+    assert!(matches!(words[..], ["c1", _, "137", "oom"]), "{question}");
+    release.send(()).unwrap();
+    told.recv_timeout(SOON).unwrap();
+}
+
+#[test]
 fn nobody_is_asked_about_containers_without_rules() {
     let Some(mut holder) = Holder::ready() else {
         return;

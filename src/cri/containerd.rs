@@ -12,7 +12,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::MetadataValue;
 use tonic::transport::Channel;
 
-use super::api::containerd::events::TaskExit as WireExit;
+use super::api::containerd::events::{TaskExit as WireExit, TaskOom as WireOom};
 use super::api::containerd::services::events::v1::SubscribeRequest;
 use super::api::containerd::services::events::v1::events_client::EventsClient;
 use super::api::containerd::services::tasks::v1::GetRequest;
@@ -26,7 +26,9 @@ use crate::ids::{ContainerId, ExitCode};
 /// containerd's namespace for everything that the CRI makes (`constants.K8sContainerdNamespace`).
 const NAMESPACE: &str = "k8s.io";
 /// The topic of exits (`core/runtime/events.go`, `TaskExitEventTopic`).
-const TOPIC: &str = "/tasks/exit";
+const EXITS: &str = "/tasks/exit";
+/// The topic of processes that the kernel has killed because a container was out of memory (`TaskOOMEventTopic`).
+const OOMS: &str = "/tasks/oom";
 /// The shim may hold its lock while a hook runs: a task that does not answer soon will not for seconds.
 const TASK_DEADLINE: Duration = Duration::from_secs(1);
 /// The first pause before a new subscription.
@@ -52,6 +54,10 @@ pub enum ExitFeed {
     Connected,
     /// A container has exited.
     Exit(TaskExit),
+    /// The kernel has killed a process of a container because it was out of memory. The exit of its first process may come
+    /// before that: with cgroup v1, and before containerd 2.3, the shim tells of both without an order (`processExits` and
+    /// `oomEvent`, `cmd/containerd-shim-runc-v2/task/service.go`).
+    OomKilled(ContainerId),
     /// The stream broke or could not be had. It is tried again; [`ExitFeed::Connected`] says when that worked.
     Lost(CriError),
 }
@@ -122,7 +128,8 @@ async fn feed(client: Client, to: mpsc::Sender<ExitFeed>) {
 /// Follows one subscription to its end; says whether it ever stood.
 async fn follow(client: &Client, to: &mpsc::Sender<ExitFeed>) -> (bool, CriError) {
     let call = client.call("Events.Subscribe", Duration::MAX);
-    let filters = vec![format!("namespace==\"{NAMESPACE}\",topic==\"{TOPIC}\"")];
+    let filter = |topic| format!("namespace==\"{NAMESPACE}\",topic==\"{topic}\"");
+    let filters = [EXITS, OOMS].map(filter).to_vec();
     let mut rpc: EventsClient<Channel> = EventsClient::new(client.channel());
     let subscribe = rpc.subscribe(SubscribeRequest { filters });
     tokio::pin!(subscribe);
@@ -157,8 +164,8 @@ async fn follow(client: &Client, to: &mpsc::Sender<ExitFeed>) -> (bool, CriError
             Ok(envelope) => envelope,
             Err(status) => return (true, call.failed(&status)),
         };
-        if let Some(exit) = exit_of(&envelope)
-            && to.send(ExitFeed::Exit(exit)).await.is_err()
+        if let Some(news) = news_of(&envelope)
+            && to.send(news).await.is_err()
         {
             break;
         }
@@ -173,20 +180,37 @@ fn ended() -> CriError {
     }
 }
 
-/// The exit that an event tells of, if it is one of a container's first process.
-fn exit_of(envelope: &Envelope) -> Option<TaskExit> {
-    if envelope.namespace != NAMESPACE || envelope.topic != TOPIC {
+/// What an event tells of, if it is of a container as a whole.
+fn news_of(envelope: &Envelope) -> Option<ExitFeed> {
+    if envelope.namespace != NAMESPACE {
         return None;
     }
-    let exit = WireExit::decode(envelope.event.as_ref()?.value.as_slice())
-        .inspect_err(
-            |error| tracing::warn!(%error, "an exit that containerd told of cannot be read"),
-        )
-        .ok()?;
-    (exit.id == exit.container_id).then(|| TaskExit {
-        container: exit.container_id.into(),
-        code: exit_code(exit.exit_status),
-    })
+    match envelope.topic.as_str() {
+        EXITS => {
+            let exit: WireExit = read(envelope)?;
+            // The others are execs.
+            let first = exit.id == exit.container_id;
+            first.then(|| {
+                ExitFeed::Exit(TaskExit {
+                    container: exit.container_id.into(),
+                    code: exit_code(exit.exit_status),
+                })
+            })
+        }
+        OOMS => {
+            let oom: WireOom = read(envelope)?;
+            Some(ExitFeed::OomKilled(oom.container_id.into()))
+        }
+        _ => None,
+    }
+}
+
+fn read<M: Message + Default>(envelope: &Envelope) -> Option<M> {
+    M::decode(envelope.event.as_ref()?.value.as_slice())
+        .inspect_err(|error| {
+            tracing::warn!(topic = envelope.topic, %error, "what containerd told of cannot be read");
+        })
+        .ok()
 }
 
 /// containerd counts in `u32`; what does not fit is no code that a kernel gives, and must not look like success.

@@ -172,6 +172,15 @@ pub struct ContainerStatus {
     pub annotations: Map,
 }
 
+impl ContainerStatus {
+    /// Whether the kernel has killed a process of it because it was out of memory. containerd knows that while it shows the
+    /// container running, too.
+    #[must_use]
+    pub fn is_oom_killed(&self) -> bool {
+        self.reason == "OOMKilled"
+    }
+}
+
 impl TryFrom<api::ContainerStatus> for ContainerStatus {
     type Error = CriError;
 

@@ -4,16 +4,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::processes::{Found, end};
 use super::{Driver, State};
 use crate::cri::{ContainerState, CriError};
 use crate::exit_hold;
 use crate::ids::{ContainerId, ExitCode};
+use crate::node::InstanceState;
 use crate::restart::machine::Event;
 use crate::restart::pod::Task;
-use crate::times::{EVENT_LIMIT, HOOK_INTERVAL, HOOK_LIMIT, RETRY_INTERVAL, STOP_LIMIT};
+use crate::times::{
+    EVENT_LIMIT, HOOK_INTERVAL, HOOK_LIMIT, OOM_INTERVAL, OOM_LIMIT, RETRY_INTERVAL, STOP_LIMIT,
+};
+
+/// How a container ends whose first process gets SIGKILL, from whomever.
+const KILLED: InstanceState = InstanceState::Ended(Some(ExitCode(137)));
 
 impl Driver {
     pub(super) fn begin_kill(self: &Arc<Self>, state: &mut State, id: &ContainerId) {
@@ -113,6 +119,31 @@ impl Driver {
                 tracing::warn!(pod = %self.pod.key, container = %id, "nobody knows the exit code: let the exit go");
             }
         }
+    }
+
+    /// Asks the runtime whether this container, which has ended, was out of memory: once, or for as long as the news may be
+    /// under way where its first process may be the one that was killed for it.
+    pub(super) async fn learn_oom(self: Arc<Self>, id: ContainerId) {
+        let may_come = self.instance(&id).is_some_and(|it| it.state == KILLED);
+        let asking = async {
+            while self.wants(Task::Oom(&id)) {
+                if self.is_oom_killed(&id).await {
+                    return true;
+                }
+                if !may_come {
+                    break;
+                }
+                sleep(OOM_INTERVAL).await;
+            }
+            false
+        };
+        let killed = timeout(OOM_LIMIT, asking).await.unwrap_or(false);
+        self.tell(|pod, now| pod.oom_told(&id, killed, now));
+    }
+
+    async fn is_oom_killed(&self, id: &ContainerId) -> bool {
+        let status = self.tools.cri.container_status(id).await;
+        status.is_ok_and(|status| status.is_oom_killed())
     }
 
     async fn code_from_status(&self, id: &ContainerId) -> Option<ExitCode> {

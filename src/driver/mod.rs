@@ -35,7 +35,7 @@ use crate::back_off::Past;
 use crate::clock::{self, Clock, Moment};
 use crate::cri::{self, Containerd};
 use crate::exit_hold::{self, Hold, HoldDecision, HoldRequest};
-use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity};
+use crate::ids::{ContainerId, ContainerName, Exit, ExitCode, PodIdentity};
 use crate::kube::{Endings, KubeletFeatures, Manifest, PodSpec, StaticPods};
 use crate::metrics::{Counted, Metrics};
 use crate::node::Instance;
@@ -412,6 +412,11 @@ impl Driver {
         self.tell(|pod, now| pod.ended(id, code, now));
     }
 
+    /// The kernel has killed a process of a container because it was out of memory.
+    pub(crate) fn oom_killed(self: &Arc<Self>, id: &ContainerId) {
+        self.tell(|pod, now| pod.oom_told(id, true, now));
+    }
+
     /// A container is no longer in the runtime.
     pub(crate) fn removed(self: &Arc<Self>, id: &ContainerId) {
         self.tell(|pod, now| pod.removed(id, now));
@@ -422,8 +427,9 @@ impl Driver {
         let id = &request.container;
         self.with(|state, now| {
             let mut waits = state.pod.decide_hold(id, request.waited, now);
-            if request.code.is_some() {
-                state.pod.ended(id, request.code, now);
+            if let Some(Exit { code, oom_killed }) = request.exit {
+                state.pod.oom_told(id, oom_killed, now);
+                state.pod.ended(id, Some(code), now);
                 waits = state.pod.is_held(id);
             }
             if !waits {

@@ -44,6 +44,7 @@ impl Driver {
                 }
                 Command::AwaitHook(id) => drop(tokio::spawn(Arc::clone(self).await_hook(id))),
                 Command::LearnCode(id) => drop(tokio::spawn(Arc::clone(self).learn_code(id))),
+                Command::LearnOom(id) => drop(tokio::spawn(Arc::clone(self).learn_oom(id))),
                 Command::Verify(id) => drop(tokio::spawn(Arc::clone(self).verify(id))),
                 Command::AskManifest(trigger, action, path) => {
                     self.ask_manifest(trigger, action, path);

@@ -42,7 +42,7 @@ pub(crate) fn hold_request(container: &str) -> HoldRequest {
     HoldRequest {
         container: container.into(),
         waited: Duration::ZERO,
-        code: None,
+        exit: None,
     }
 }
 

@@ -10,13 +10,14 @@ use super::testing::tools;
 use super::*;
 use crate::back_off::BackOff;
 use crate::clock::Clock;
-use crate::cri::fake::Fake;
+use crate::cri::fake::{Fake, api};
 use crate::ids::PodKey;
 use crate::node::{InstanceState, Maker};
 use crate::plan::Plan;
 use crate::plan::tests::plan;
 use crate::restart::machine::Phase;
 use crate::restart::pod::BegunAnew;
+use crate::times::OOM_LIMIT;
 
 const RULES: &str =
     r#"[{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]"#;
@@ -43,6 +44,10 @@ impl Place {
 
     /// The driver of a Never pod of containers `a` and `b`, with a rule for exit code 42.
     async fn driver(&self) -> Arc<Driver> {
+        self.driver_with(RULES).await
+    }
+
+    async fn driver_with(&self, rules: &str) -> Arc<Driver> {
         let tools = Tools {
             clock: self.clock.clone(),
             ..tools(self.fake.client(), self.dir.path())
@@ -53,7 +58,7 @@ impl Place {
         });
         let pod: Pod = serde_json::from_value(pod).unwrap();
         let charge = Charge {
-            annotations: Unread::of([("restart-rules.reprise.dev", RULES)]),
+            annotations: Unread::of([("restart-rules.reprise.dev", rules)]),
             is_static: false,
             holdable: true,
             native: None,
@@ -84,8 +89,35 @@ fn ask_after(driver: &Arc<Driver>, id: &str, waited: Duration) -> HoldDecision {
     driver.decide_hold(&HoldRequest {
         container,
         waited,
-        code: None,
+        exit: None,
     })
+}
+
+const OOM_RULES: &str = r#"[{"action": "RestartAllContainers", "onOOMKilled": {}}]"#;
+
+/// What the runtime says of a container whose exit is held.
+fn held(reason: &str) -> api::ContainerStatus {
+    api::ContainerStatus {
+        metadata: Some(api::ContainerMetadata::default()),
+        reason: reason.into(),
+        ..Default::default()
+    }
+}
+
+/// The container `a` ends with that code, and has been judged when this returns.
+async fn judge(place: &Place, code: i32, reason: &str) -> (bool, Duration, usize) {
+    place.fake.answers().status = Some(held(reason));
+    let driver = place.driver_with(OOM_RULES).await;
+    driver.created("a-0".into(), Instance::running("a"));
+    let _answer = ask(&driver, "a-0");
+    let began = Instant::now();
+    driver.ended(&"a-0".into(), Some(ExitCode(code)));
+    while driver.wants(Task::Oom(&"a-0".into())) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let calls = place.fake.answers().calls.clone();
+    let asked = calls.iter().filter(|it| *it == "ContainerStatus").count();
+    (driver.is_busy(), began.elapsed(), asked)
 }
 
 /// A restart that `a` has asked for.
@@ -316,4 +348,49 @@ async fn nothing_is_kept_of_containers_that_are_gone() {
     );
     let state = driver.lock();
     assert!(state.pod.keeps_nothing() && state.waiting.is_empty() && state.kills.is_empty());
+}
+
+#[tokio::test]
+async fn the_runtime_is_asked_whether_a_container_was_out_of_memory_for_as_long_as_it_may_have_yet_to_hear_of_it()
+ {
+    let (restarts, _, asked) = judge(&Place::new(), 137, "OOMKilled").await;
+    assert_eq!((restarts, asked), (true, 1));
+    let (restarts, took, asked) = judge(&Place::new(), 137, "").await;
+    assert!(
+        !restarts && took >= OOM_LIMIT && asked > 1,
+        "{took:?}, {asked}"
+    );
+    // Another process of the container may have been killed, long ago.
+    let (restarts, _, asked) = judge(&Place::new(), 3, "OOMKilled").await;
+    assert_eq!((restarts, asked), (true, 1));
+    let (restarts, _, asked) = judge(&Place::new(), 3, "").await;
+    assert_eq!((restarts, asked), (false, 1));
+}
+
+#[tokio::test]
+async fn a_runtime_that_does_not_say_whether_a_container_was_out_of_memory_keeps_nobody_waiting() {
+    let place = Place::new();
+    place.fake.answers().hangs = true;
+    let (restarts, _, asked) = judge(&place, 137, "OOMKilled").await;
+    assert_eq!((restarts, asked), (false, 1));
+}
+
+#[tokio::test]
+async fn what_whoever_holds_an_exit_knows_of_the_memory_is_not_asked_for() {
+    for oom_killed in [true, false] {
+        let place = Place::new();
+        let driver = place.driver_with(OOM_RULES).await;
+        driver.created("a-0".into(), Instance::running("a"));
+        let exit = Exit {
+            oom_killed,
+            ..Exit::from(137)
+        };
+        let answer = driver.decide_hold(&HoldRequest {
+            container: "a-0".into(),
+            waited: Duration::ZERO,
+            exit: Some(exit),
+        });
+        assert_eq!(matches!(answer, HoldDecision::Wait(_)), oom_killed);
+        assert_eq!(driver.is_busy(), oom_killed);
+    }
 }

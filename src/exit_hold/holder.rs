@@ -32,8 +32,8 @@ use nix::sys::fanotify::{
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::LIMIT;
-use super::hook::{self, Exit, HookArgs};
-use crate::ids::ExitCode;
+use super::hook::{self, HookArgs};
+use crate::ids::{Exit, ExitCode};
 
 /// What it says when it holds exits, and what it answers.
 pub(super) const READY: &str = "ready";
@@ -332,8 +332,12 @@ impl Held {
         let socket = self.holder.args.socket.clone();
         let (conmon, deadline) = (self.event.pid(), self.deadline());
         hook::bounded(move || {
-            let code = code_of(conmon);
-            hook::wait(&HookArgs { socket, marker }, &Exit { id, code, deadline });
+            let exit = hook::Exit {
+                id,
+                known: exit_of(conmon),
+                deadline,
+            };
+            hook::wait(&HookArgs { socket, marker }, &exit);
         });
     }
 
@@ -368,8 +372,9 @@ impl Drop for Held {
     }
 }
 
-/// What the container of this conmon has exited with: conmon has written that elsewhere before, as its command line says.
-fn code_of(conmon: i32) -> Option<ExitCode> {
+/// How the container of this conmon has ended: conmon has written that elsewhere before, as its command line says. That the
+/// container was out of memory it tells by a file without content (`write_oom_files`, `cgroup.c`).
+fn exit_of(conmon: i32) -> Option<Exit> {
     let line = fs::read(format!("/proc/{conmon}/cmdline")).ok()?;
     let mut args = line.split(|byte| *byte == 0);
     args.find(|arg| *arg == b"--persist-dir")?;
@@ -377,5 +382,7 @@ fn code_of(conmon: i32) -> Option<ExitCode> {
     let mut text = String::new();
     let file = File::open(dir.join("exit")).ok()?;
     file.take(CODE_LIMIT).read_to_string(&mut text).ok()?;
-    text.trim_end().parse().ok().map(ExitCode)
+    let code = text.trim_end().parse().ok().map(ExitCode)?;
+    let oom_killed = dir.join("oom").exists();
+    Some(Exit { code, oom_killed })
 }

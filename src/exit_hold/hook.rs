@@ -12,8 +12,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{LIMIT, WAIT};
-use crate::ids::ExitCode;
+use super::{LIMIT, OOM, WAIT};
+use crate::ids;
 
 /// The executable's name among the hook's arguments.
 const PROGRAM: &str = "reprise";
@@ -95,8 +95,8 @@ pub(super) fn bounded(work: impl FnOnce() + Send + 'static) {
 #[derive(Debug)]
 pub(super) struct Exit {
     pub(super) id: String,
-    /// What it exited with, where whoever asks can tell.
-    pub(super) code: Option<ExitCode>,
+    /// How it has ended, where whoever asks can tell.
+    pub(super) known: Option<ids::Exit>,
     /// When it is let go in any case.
     pub(super) deadline: Instant,
 }
@@ -104,11 +104,16 @@ pub(super) struct Exit {
 impl Exit {
     /// What the plugin is asked.
     fn question(&self) -> String {
-        let Self { id, code, deadline } = self;
+        let Self {
+            id,
+            known,
+            deadline,
+        } = self;
         let left = deadline.saturating_duration_since(Instant::now());
         let waited = LIMIT.saturating_sub(left).as_millis();
-        match code {
-            Some(ExitCode(code)) => format!("{id} {waited} {code}\n"),
+        match known {
+            Some(exit) if exit.oom_killed => format!("{id} {waited} {} {OOM}\n", exit.code),
+            Some(exit) => format!("{id} {waited} {}\n", exit.code),
             None => format!("{id} {waited}\n"),
         }
     }
@@ -123,8 +128,12 @@ pub fn run(args: &HookArgs, state: impl Read) {
     let Some(id) = container_id(state) else {
         return;
     };
-    let code = None;
-    wait(args, &Exit { id, code, deadline });
+    let exit = Exit {
+        id,
+        known: None,
+        deadline,
+    };
+    wait(args, &exit);
 }
 
 /// Waits until this exit may be seen.

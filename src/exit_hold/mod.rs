@@ -46,6 +46,9 @@ impl Hold {
 pub const LIMIT: Duration = Duration::from_secs(8);
 
 /// Two of the words of the protocol. The hook says `<container id> <milliseconds waited>\n`, with the exit code as a third
-/// word if it is known, and gets `wait\n`, followed by `go\n` once the exit may be seen; or `go\n` at once.
+/// word if it is known, and [`OOM`] as a fourth if that is so, and gets `wait\n`, followed by `go\n` once the exit may be seen;
+/// or `go\n` at once.
 const WAIT: &str = "wait\n";
 const GO: &str = "go\n";
+/// The kernel has killed a process of the container because it was out of memory.
+const OOM: &str = "oom";

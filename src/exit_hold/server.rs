@@ -13,13 +13,13 @@ use tokio::net::{UnixListener, UnixSocket, UnixStream};
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
-use super::{GO, LIMIT, WAIT};
+use super::{GO, LIMIT, OOM, WAIT};
 use crate::dirs::{self, DirError};
-use crate::ids::{ContainerId, ExitCode};
+use crate::ids::{ContainerId, Exit, ExitCode};
 
 /// A hook says who it is within this time, or is not one of ours.
 const INTRODUCTION_LIMIT: Duration = Duration::from_secs(1);
-/// The longest line a hook sends: an id of 64 characters and two numbers.
+/// The longest line a hook sends: an id of 64 characters, two numbers and a word.
 const LINE_LIMIT: u64 = 256;
 /// How many hooks may ask at once, before they are heard: all containers of a busy node.
 const BACKLOG: u32 = 1024;
@@ -33,8 +33,8 @@ pub struct HoldRequest {
     pub container: ContainerId,
     /// How long this hook has been waiting already: more than a moment when it outlived another plugin.
     pub waited: Duration,
-    /// What it exited with, if whoever asks knows.
-    pub code: Option<ExitCode>,
+    /// How it has ended, if whoever asks knows.
+    pub exit: Option<Exit>,
 }
 
 /// What the hook is told.
@@ -176,14 +176,23 @@ async fn converse(
 }
 
 fn parse(line: &str) -> Option<HoldRequest> {
-    let mut words = line.trim_end().splitn(3, ' ');
+    let mut words = line.trim_end().split(' ');
     let id = words.next().filter(|id| !id.is_empty())?;
     let waited = words.next()?.parse().ok()?;
     let code = words.next().map(str::parse).transpose().ok()?;
+    let oom_killed = match (words.next(), words.next()) {
+        (None, _) => false,
+        (Some(OOM), None) => true,
+        _ => return None,
+    };
+    let exit = code.map(|code| Exit {
+        code: ExitCode(code),
+        oom_killed,
+    });
     Some(HoldRequest {
         container: ContainerId::from(id),
         waited: Duration::from_millis(waited),
-        code: code.map(ExitCode),
+        exit,
     })
 }
 
@@ -205,8 +214,14 @@ mod tests {
     #[test]
     fn a_line_that_is_no_request_is_none() {
         let request = parse("c1 20\n").unwrap();
-        assert_eq!((request.waited.as_millis(), request.code), (20, None));
-        assert_eq!(parse("c1 20 42\n").unwrap().code, Some(ExitCode(42)));
+        assert_eq!((request.waited.as_millis(), request.exit), (20, None));
+        assert_eq!(parse("c1 20 42\n").unwrap().exit, Some(Exit::from(42)));
+        let out_of_memory = parse("c1 20 137 oom\n").unwrap().exit;
+        let killed = Exit {
+            oom_killed: true,
+            ..Exit::from(137)
+        };
+        assert_eq!(out_of_memory, Some(killed));
         for line in [
             "",
             "c1\n",
@@ -215,6 +230,8 @@ mod tests {
             "c1 -1\n",
             "c1 5 no\n",
             "c1 5 4 2\n",
+            "c1 5 4 oom 2\n",
+            "c1 5 oom\n",
         ] {
             assert_eq!(parse(line), None, "{line:?}");
         }

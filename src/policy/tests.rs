@@ -301,10 +301,6 @@ fn every_mistake_says_what_is_wrong_and_where() {
         "{{a: [{0}, {0}, {{action: Restart, exitCodes: {{operator: In, values: {many_values}}}}}]}}",
         "{action: Restart, exitCodes: {operator: In, values: [1]}}"
     );
-    let many_signals = format!(
-        "[{{action: Restart, onSignal: [{}]}}]",
-        vec!["SIGBUS"; 65].join(",")
-    );
     let condition = "exitCodes: {operator: In, values: [1]}";
     let cases: &[(&str, &str, &str)] = &[
         (
@@ -377,39 +373,6 @@ fn every_mistake_says_what_is_wrong_and_where() {
             "rule 1: onExit.exitCodes is missing",
         ),
         (
-            RULES_KEY,
-            "[{action: Restart, when: {onOOMKilled: {}}}]",
-            "rule 1: unknown field \"onOOMKilled\", allowed are exitCodes; \
-             restart-rules.reprise.dev: rule 1: when.exitCodes is missing",
-        ),
-        (
-            RULES_KEY,
-            "[{action: Restart, onOOMKilled: true, onSignal: SIGSEGV}]",
-            "rule 1: onOOMKilled is true, expected an empty mapping, {}; \
-             restart-rules.reprise.dev: rule 1: onSignal is \"SIGSEGV\", expected a list of names of signals",
-        ),
-        (
-            RULES_KEY,
-            "[{action: Restart, onOOMKilled: {limit: 1Gi}, onSignal: []}]",
-            "rule 1: onOOMKilled is a mapping, expected an empty mapping, {}; \
-             restart-rules.reprise.dev: rule 1: onSignal is empty, so that it never matches",
-        ),
-        (
-            RULES_KEY,
-            "[{action: Restart, onOOMKilled: , onSignal: [SIGSEGV, segv, SIGsegv, \"11\", 11, SIGRTMIN]}]",
-            "rule 1: onOOMKilled is empty, expected an empty mapping, {}; \
-             restart-rules.reprise.dev: rule 1: onSignal has \"segv\", allowed are names of Linux's signals, such as SIGSEGV; \
-             restart-rules.reprise.dev: rule 1: onSignal has \"SIGsegv\", allowed are names of Linux's signals, such as SIGSEGV; \
-             restart-rules.reprise.dev: rule 1: onSignal has \"11\", allowed are names of Linux's signals, such as SIGSEGV; \
-             restart-rules.reprise.dev: rule 1: onSignal has 11, allowed are names of Linux's signals, such as SIGSEGV; \
-             restart-rules.reprise.dev: rule 1: onSignal has \"SIGRTMIN\", allowed are names of Linux's signals, such as SIGSEGV",
-        ),
-        (
-            RULES_KEY,
-            &many_signals,
-            "rule 1: onSignal has 65 entries, at most 64 are allowed",
-        ),
-        (
             "restart-rules.reprise.dev/trainer",
             "[]",
             "unknown place, allowed are restart-rules.reprise.dev, restart-rules.reprise.dev/pod, \
@@ -420,6 +383,50 @@ fn every_mistake_says_what_is_wrong_and_where() {
         assert_eq!(error(&[(key, text)]), format!("{key}: {expected}"));
     }
     assert!(error(&[(RULES_KEY, "[{")]).starts_with("restart-rules.reprise.dev: not valid YAML: "));
+}
+
+#[test]
+fn every_mistake_in_signals_and_the_lack_of_memory_says_what_is_wrong() {
+    let many_signals = format!(
+        "[{{action: Restart, onSignal: [{}]}}]",
+        vec!["SIGBUS"; 65].join(",")
+    );
+    let cases: &[(&str, &str)] = &[
+        (
+            "[{action: Restart, when: {onOOMKilled: {}}}]",
+            "rule 1: unknown field \"onOOMKilled\", allowed are exitCodes; \
+             restart-rules.reprise.dev: rule 1: when.exitCodes is missing",
+        ),
+        (
+            "[{action: Restart, onOOMKilled: true, onSignal: SIGSEGV}]",
+            "rule 1: onOOMKilled is true, expected an empty mapping, {}; \
+             restart-rules.reprise.dev: rule 1: onSignal is \"SIGSEGV\", expected a list of names of signals",
+        ),
+        (
+            "[{action: Restart, onOOMKilled: {limit: 1Gi}, onSignal: []}]",
+            "rule 1: onOOMKilled is a mapping, expected an empty mapping, {}; \
+             restart-rules.reprise.dev: rule 1: onSignal is empty, so that it never matches",
+        ),
+        (
+            "[{action: Restart, onOOMKilled: , onSignal: [SIGSEGV, segv, SIGsegv, \"11\", 11, SIGRTMIN]}]",
+            "rule 1: onOOMKilled is empty, expected an empty mapping, {}; \
+             restart-rules.reprise.dev: rule 1: onSignal has \"segv\", allowed are names of Linux's signals, such as SIGSEGV; \
+             restart-rules.reprise.dev: rule 1: onSignal has \"SIGsegv\", allowed are names of Linux's signals, such as SIGSEGV; \
+             restart-rules.reprise.dev: rule 1: onSignal has \"11\", allowed are names of Linux's signals, such as SIGSEGV; \
+             restart-rules.reprise.dev: rule 1: onSignal has 11, allowed are names of Linux's signals, such as SIGSEGV; \
+             restart-rules.reprise.dev: rule 1: onSignal has \"SIGRTMIN\", allowed are names of Linux's signals, such as SIGSEGV",
+        ),
+        (
+            &many_signals,
+            "rule 1: onSignal has 65 entries, at most 64 are allowed",
+        ),
+    ];
+    for (text, expected) in cases {
+        assert_eq!(
+            error(&[(RULES_KEY, text)]),
+            format!("{RULES_KEY}: {expected}")
+        );
+    }
 }
 
 #[test]

@@ -519,6 +519,7 @@ async fn follow_exits(registry: Arc<Registry>, containerd: Containerd, missed: A
     while let Some(news) = exits.next().await {
         match news {
             ExitFeed::Exit(exit) => registry.ended(&exit.container, Some(exit.code)),
+            ExitFeed::OomKilled(container) => registry.oom_killed(&container),
             ExitFeed::Connected => missed.notify_one(),
             ExitFeed::Lost(error) => tracing::debug!(%error, "the stream of exits broke"),
         }

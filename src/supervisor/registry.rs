@@ -184,6 +184,13 @@ impl Registry {
         }
     }
 
+    /// The kernel has killed a process of a container because it was out of memory.
+    pub fn oom_killed(&self, id: &ContainerId) {
+        if let Some(driver) = self.driver_of(id) {
+            driver.oom_killed(id);
+        }
+    }
+
     /// A hook asks.
     pub fn decide_hold(&self, request: &HoldRequest) -> HoldDecision {
         match self.driver_of(&request.container) {

@@ -5,22 +5,31 @@ use super::super::api::containerd::v1::types::Process;
 use super::super::fake::Fake;
 use super::*;
 
-fn event(namespace: &str, topic: &str, id: &str, container: &str, code: u32) -> Envelope {
+fn event(namespace: &str, topic: &str, what: &impl Message) -> Envelope {
+    Envelope {
+        namespace: namespace.into(),
+        topic: topic.into(),
+        event: Some(Any {
+            type_url: "of no account".into(),
+            value: what.encode_to_vec(),
+        }),
+        ..Default::default()
+    }
+}
+
+fn exit(namespace: &str, id: &str, container: &str, code: u32) -> Envelope {
     let exit = WireExit {
         container_id: container.into(),
         id: id.into(),
         exit_status: code,
         ..Default::default()
     };
-    Envelope {
-        namespace: namespace.into(),
-        topic: topic.into(),
-        event: Some(Any {
-            type_url: "containerd.events.TaskExit".into(),
-            value: exit.encode_to_vec(),
-        }),
-        ..Default::default()
-    }
+    event(namespace, EXITS, &exit)
+}
+
+fn oom(namespace: &str, container: &str) -> Envelope {
+    let container_id = container.into();
+    event(namespace, OOMS, &WireOom { container_id })
 }
 
 /// Waits until the fake has a subscriber, which is a little later than the feed says so.
@@ -45,17 +54,35 @@ async fn exits_of_first_processes_in_the_cri_namespace_are_told() {
     assert!(matches!(next(&mut exits).await, ExitFeed::Connected));
     subscribed(&fake).await;
 
-    fake.send(event("moby", TOPIC, "c1", "c1", 1));
-    fake.send(event(NAMESPACE, "/tasks/oom", "c1", "c1", 2));
-    fake.send(event(NAMESPACE, TOPIC, "exec1", "c1", 3));
-    fake.send(event(NAMESPACE, TOPIC, "c1", "c1", 42));
+    fake.send(exit("moby", "c1", "c1", 1));
+    fake.send(exit(NAMESPACE, "exec1", "c1", 3));
+    fake.send(exit(NAMESPACE, "c1", "c1", 42));
     let exit = TaskExit {
         container: "c1".into(),
         code: ExitCode(42),
     };
     assert!(matches!(next(&mut exits).await, ExitFeed::Exit(told) if told == exit));
-    let filter = "Subscribe namespace==\"k8s.io\",topic==\"/tasks/exit\"";
+    let filter = "Subscribe namespace==\"k8s.io\",topic==\"/tasks/exit\" or \
+                  namespace==\"k8s.io\",topic==\"/tasks/oom\"";
     assert!(fake.answers().calls.iter().any(|call| call == filter));
+}
+
+#[tokio::test]
+async fn containers_in_the_cri_namespace_that_were_out_of_memory_are_told_of() {
+    let fake = Fake::start();
+    let mut exits = fake.client().containerd().await.unwrap().exits();
+    assert!(matches!(next(&mut exits).await, ExitFeed::Connected));
+    subscribed(&fake).await;
+
+    fake.send(oom("moby", "c1"));
+    let odd = WireExit {
+        container_id: "c1".into(),
+        id: "c1".into(),
+        ..Default::default()
+    };
+    fake.send(event(NAMESPACE, "/tasks/paused", &odd));
+    fake.send(oom(NAMESPACE, "c2"));
+    assert!(matches!(next(&mut exits).await, ExitFeed::OomKilled(id) if id.as_str() == "c2"));
 }
 
 #[tokio::test]
@@ -74,7 +101,7 @@ async fn the_feed_comes_back_with_the_runtime_and_says_so() {
     fake.serve();
     while !matches!(next(&mut exits).await, ExitFeed::Connected) {}
     subscribed(&fake).await;
-    fake.send(event(NAMESPACE, TOPIC, "c2", "c2", 0));
+    fake.send(exit(NAMESPACE, "c2", "c2", 0));
     assert!(
         matches!(next(&mut exits).await, ExitFeed::Exit(exit) if exit.container.as_str() == "c2")
     );

@@ -30,6 +30,9 @@ pub(crate) enum Command {
     AwaitHook(ContainerId),
     /// Learn the exit code of this container, which has ended, or call [`super::Pod::code_is_unknown`].
     LearnCode(ContainerId),
+    /// Learn whether the kernel has killed a process of this container, which has ended, because it was out of memory, and then
+    /// call [`super::Pod::oom_told`].
+    LearnOom(ContainerId),
     /// Ask the runtime whether this container really runs.
     Verify(ContainerId),
     /// Ask whether the manifest is still there, and then call [`super::Pod::manifest_asked`].

@@ -78,6 +78,12 @@ impl Pod {
         if self.written.is_none() {
             return self.unjudged.push(id.clone());
         }
+        if self.awaits_oom(id) {
+            if self.unsettled.insert(id.clone()) {
+                self.commands.push(Command::LearnOom(id.clone()));
+            }
+            return;
+        }
         if !self.decided.insert(id.clone()) {
             // Its hook came late: what it announces has been settled.
             self.holds.remove(id);
@@ -315,10 +321,18 @@ impl Pod {
         now: &Moment,
     ) -> bool {
         let news = self.instances.ended(id, code);
+        if news {
+            self.tell_end(id, now);
+        }
+        news
+    }
+
+    /// Tells the restart under way of an end, unless that begins another one: an init container that asks for it would have
+    /// failed in this one.
+    pub(super) fn tell_end(&mut self, id: &ContainerId, now: &Moment) {
         if let Some(instance) = self.instances.get(id)
-            && news
+            && let InstanceState::Ended(code) = instance.state
             && !instance.is_placeholder()
-            // Otherwise an init container that asks for another restart would have failed in this one.
             && !self.will_ask(id)
         {
             let event = if self.is_followed(id) {
@@ -328,7 +342,6 @@ impl Pod {
             };
             self.feed(event, now);
         }
-        news
     }
 
     /// Whether the news of its end are late: another attempt has followed it.

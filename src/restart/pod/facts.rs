@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::Pod;
 use crate::clock::Moment;
-use crate::ids::{ContainerId, ContainerName, ExitCode};
+use crate::ids::{ContainerId, ContainerName, Exit, ExitCode};
 use crate::kube::PodSpec;
 use crate::node::{Instance, InstanceState, Maker};
 use crate::plan::{Generation, Member, Plan, Seen, Trigger};
@@ -148,6 +148,18 @@ impl Pod {
 
     /// What the exit of this container asks for.
     pub(super) fn asked(&self, id: &ContainerId) -> Option<(Trigger, Action)> {
+        self.asked_if(id, self.is_oom_killed(id))
+    }
+
+    /// Whether that depends on what nobody has told yet: whether the kernel has killed a process of it because it was out of
+    /// memory.
+    pub(super) fn awaits_oom(&self, id: &ContainerId) -> bool {
+        let settled = self.oom_killed.contains_key(id) || self.decided.contains(id);
+        let open = !settled && !self.deleting && !self.is_replaced(id);
+        open && self.asked_if(id, true) != self.asked_if(id, false)
+    }
+
+    fn asked_if(&self, id: &ContainerId, oom_killed: bool) -> Option<(Trigger, Action)> {
         let instance = self.instances.get(id)?;
         let InstanceState::Ended(Some(code)) = instance.state else {
             return None;
@@ -156,7 +168,8 @@ impl Pod {
             return None;
         }
         let policy = self.policy.as_ref()?;
-        let (action, rule) = policy.matched(instance.name.as_str(), code.0)?;
+        let exit = Exit { code, oom_killed };
+        let (action, rule) = policy.matched(instance.name.as_str(), exit)?;
         let trigger = Trigger {
             name: instance.name.clone(),
             container: id.clone(),
@@ -179,10 +192,15 @@ impl Pod {
         (covered && failed && self.asked(id).is_none()).then(|| (name.clone(), code))
     }
 
-    /// Whether its failure is about to begin a restart.
+    /// Whether its failure is about to begin a restart, or may be.
     pub(super) fn will_ask(&self, id: &ContainerId) -> bool {
         let failure = |(trigger, _): (Trigger, Action)| trigger.code != ExitCode::SUCCESS;
-        !self.is_replaced(id) && !self.deleting && self.asked(id).is_some_and(failure)
+        let asked = self.asked_if(id, self.awaits_oom(id) || self.is_oom_killed(id));
+        !self.is_replaced(id) && !self.deleting && asked.is_some_and(failure)
+    }
+
+    fn is_oom_killed(&self, id: &ContainerId) -> bool {
+        self.oom_killed.get(id) == Some(&true)
     }
 
     /// Rules for the whole pod are not for ephemeral containers, which are none of its spec's.

@@ -61,6 +61,10 @@ pub(crate) struct Pod {
     asked: BTreeSet<ContainerId>,
     /// Exits that have been seen before the annotations were read.
     unjudged: Vec<ContainerId>,
+    /// Whether the kernel has killed a process of it because it was out of memory, as far as that is known.
+    oom_killed: BTreeMap<ContainerId, bool>,
+    /// Exits that are judged as soon as it is.
+    unsettled: BTreeSet<ContainerId>,
     /// Exits that have been judged: none begins two restarts.
     decided: HashSet<ContainerId>,
     /// Their postStart hooks have failed, for which they are stopped.
@@ -105,6 +109,8 @@ impl Pod {
             awaited: BTreeSet::new(),
             asked: BTreeSet::new(),
             unjudged: Vec::new(),
+            oom_killed: BTreeMap::new(),
+            unsettled: BTreeSet::new(),
             decided: HashSet::new(),
             failed: BTreeSet::new(),
             completed: BTreeSet::new(),
@@ -235,6 +241,22 @@ impl Pod {
                 self.awaited.insert(id.clone());
             }
             self.commands.push(Command::AwaitHook(id.clone()));
+        }
+    }
+
+    /// The kernel has killed a process of this container because it was out of memory; or whoever would know of that by now does
+    /// not.
+    pub(crate) fn oom_told(&mut self, id: &ContainerId, killed: bool, now: &Moment) {
+        if self.instances.get(id).is_none() {
+            return;
+        }
+        let untold = self.will_ask(id);
+        *self.oom_killed.entry(id.clone()).or_default() |= killed;
+        if untold {
+            self.tell_end(id, now);
+        }
+        if self.unsettled.remove(id) {
+            self.decide(id, now);
         }
     }
 
@@ -455,6 +477,8 @@ impl Pod {
         self.holds.remove(id);
         self.awaited.remove(id);
         self.asked.remove(id);
+        self.oom_killed.remove(id);
+        self.unsettled.remove(id);
         self.decided.remove(id);
         self.failed.remove(id);
         self.commands.push(Command::EndKill(id.clone()));

@@ -7,7 +7,7 @@ use crate::back_off::BackOff;
 use crate::ids::PodKey;
 use crate::kube::KubeletFeatures;
 use crate::node::Maker;
-use crate::policy::{Start, Unread};
+use crate::policy::{Action, Start, Unread};
 use crate::restart::machine::Outcome;
 
 impl Pod {
@@ -18,7 +18,11 @@ impl Pod {
 
     /// Whether nothing is kept of any container.
     pub(crate) fn keeps_nothing(&self) -> bool {
-        self.instances.iter().next().is_none() && self.holds.is_empty() && self.decided.is_empty()
+        self.instances.iter().next().is_none()
+            && self.holds.is_empty()
+            && self.oom_killed.is_empty()
+            && self.unsettled.is_empty()
+            && self.decided.is_empty()
     }
 }
 
@@ -109,7 +113,7 @@ fn a_container_that_its_own_policy_starts_again_is_restarted_where_the_pods_does
         assert!(pod.decide_hold(&id, Duration::ZERO, &now));
         pod.ended(&id, Some(ExitCode(code)), &now);
         let action = pod.plan().map(|plan| plan.action);
-        let wanted = restarts.then_some(crate::policy::Action::Restart);
+        let wanted = restarts.then_some(Action::Restart);
         assert_eq!(action, wanted, "{own}, exit {code}");
     }
 }
@@ -372,4 +376,130 @@ fn an_attempt_of_which_the_runtime_never_told_is_removed_when_a_list_has_it() {
     let commands = pod.commands();
     let removes = |it: &Command| matches!(it, Command::Remove(id) if *id == "a-1".into());
     assert!(commands.iter().any(removes), "{commands:?}");
+}
+
+/// As [`with_rules`], with a rule for the lack of memory.
+fn with_oom_rule() -> Pod {
+    let (mut pod, now) = (with_rules(Start::Auto), moment());
+    let rules = "[{action: Restart, exitCodes: {operator: In, values: [42]}}, \
+                  {action: RestartAllContainers, onOOMKilled: {}}]";
+    let unread = Unread::of([("restart-rules.reprise.dev", rules)]);
+    pod.written(Written::read(&unread), &now);
+    pod.commands();
+    pod
+}
+
+/// Whether it wants that to be learnt, since it was last asked.
+fn asks_whether_it_was_out_of_memory(pod: &mut Pod) -> bool {
+    let asked = pod.commands().into_iter();
+    let asked = asked.filter(|it| matches!(it, Command::LearnOom(_)));
+    match asked.count() {
+        0 => false,
+        1 => true,
+        more => panic!("{more} questions"),
+    }
+}
+
+#[test]
+fn an_exit_that_the_lack_of_memory_makes_a_difference_to_waits_for_the_news_and_is_judged_once() {
+    for (killed, action) in [(true, Some(Action::RestartAllContainers)), (false, None)] {
+        let (mut pod, now) = (with_oom_rule(), moment());
+        let a = ContainerId::from("a-0");
+        pod.created(a.clone(), Instance::running("a"));
+        assert!(pod.decide_hold(&a, Duration::ZERO, &now));
+        pod.ended(&a, Some(ExitCode(137)), &now);
+        assert!(asks_whether_it_was_out_of_memory(&mut pod));
+        assert!(pod.plan().is_none() && pod.is_held(&a) && pod.wants(Task::Oom(&a)));
+        // The hook asks once more, of another plugin for one.
+        assert!(pod.decide_hold(&a, Duration::ZERO, &now));
+        assert!(!asks_whether_it_was_out_of_memory(&mut pod));
+        pod.oom_told(&a, killed, &now);
+        assert_eq!(pod.plan().map(|plan| plan.action), action);
+        assert_eq!(pod.is_held(&a), killed);
+        // Whoever else tells of it comes too late.
+        let restart = pod.plan().map(|plan| plan.id.clone());
+        pod.oom_told(&a, true, &now);
+        assert_eq!(pod.plan().map(|plan| plan.id.clone()), restart);
+        assert!(!pod.wants(Task::Oom(&a)) && !asks_whether_it_was_out_of_memory(&mut pod));
+    }
+}
+
+#[test]
+fn news_of_the_lack_of_memory_that_come_before_the_exit_or_its_hook_keep_nobody_waiting() {
+    let news: [fn(&mut Pod, &ContainerId, &Moment); 3] = [
+        |pod, a, now| {
+            pod.oom_told(a, true, now);
+            pod.ended(a, Some(ExitCode(3)), now);
+        },
+        |pod, a, now| {
+            pod.ended(a, Some(ExitCode(3)), now);
+            pod.oom_told(a, true, now);
+        },
+        |pod, a, now| pod.oom_told(a, true, now),
+    ];
+    for news in news {
+        let (mut pod, now) = (with_oom_rule(), moment());
+        let a = ContainerId::from("a-0");
+        pod.created(a.clone(), Instance::running("a"));
+        news(&mut pod, &a, &now);
+        assert!(pod.plan().is_none());
+        assert!(pod.decide_hold(&a, Duration::ZERO, &now));
+        pod.ended(&a, Some(ExitCode(3)), &now);
+        let action = pod.plan().map(|plan| plan.action);
+        assert_eq!(action, Some(Action::RestartAllContainers));
+        assert!(!asks_whether_it_was_out_of_memory(&mut pod));
+    }
+}
+
+#[test]
+fn nobody_asks_for_the_lack_of_memory_where_it_makes_no_difference() {
+    for (mut pod, code) in [(with_oom_rule(), 42), (with_rules(Start::Auto), 137)] {
+        let (a, now) = (ContainerId::from("a-0"), moment());
+        pod.created(a.clone(), Instance::running("a"));
+        assert!(pod.decide_hold(&a, Duration::ZERO, &now));
+        pod.ended(&a, Some(ExitCode(code)), &now);
+        assert!(!asks_whether_it_was_out_of_memory(&mut pod), "{code}");
+        assert_eq!(pod.plan().is_some(), code == 42);
+    }
+}
+
+#[test]
+fn an_init_container_has_failed_in_a_restart_when_it_was_not_out_of_memory_and_not_before() {
+    for killed in [true, false] {
+        let (mut pod, now) = (with_oom_rule(), moment());
+        let (old, new) = (ContainerId::from("i-0"), ContainerId::from("i-1"));
+        pod.created(old.clone(), Instance::running("i"));
+        pod.oom_told(&old, true, &now);
+        assert!(pod.decide_hold(&old, Duration::ZERO, &now));
+        pod.ended(&old, Some(ExitCode(137)), &now);
+        pod.feed(Event::Called, &now);
+        pod.feed(Event::Announced, &now);
+        pod.feed(Event::Recovered(Ok(())), &now);
+        let restart = pod.plan().unwrap().id.clone();
+        pod.created(new.clone(), Instance::running("i"));
+        pod.attempt_made(&restart, &new, Instance::running("i"), Duration::ZERO, &now);
+        pod.started(&new, &now);
+
+        assert!(pod.decide_hold(&new, Duration::ZERO, &now));
+        pod.ended(&new, Some(ExitCode(137)), &now);
+        assert!(pod.wants(Task::Replay(&restart)), "it goes on");
+        pod.oom_told(&new, killed, &now);
+        assert_eq!(pod.plan().unwrap().trigger.container == new, killed);
+        assert!(!pod.wants(Task::Replay(&restart)), "{killed}");
+    }
+}
+
+#[test]
+fn a_pod_that_is_deleted_meanwhile_does_not_wait_for_news_of_its_memory() {
+    let (mut pod, now) = (with_oom_rule(), moment());
+    let a = ContainerId::from("a-0");
+    pod.created(a.clone(), Instance::running("a"));
+    assert!(pod.decide_hold(&a, Duration::ZERO, &now));
+    pod.ended(&a, Some(ExitCode(137)), &now);
+    pod.deleted(&now);
+    assert!(!pod.is_held(&a));
+    pod.oom_told(&a, true, &now);
+    assert!(pod.plan().is_none());
+    pod.removed(&a, &now);
+    assert!(pod.keeps_nothing());
 }

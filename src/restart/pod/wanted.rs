@@ -53,6 +53,8 @@ pub(crate) enum Task<'t> {
     Start(&'t ContainerId),
     /// It is asked what this container exited with, whose hook waits or which has ended in a restart.
     Code(&'t ContainerId),
+    /// It is asked whether the kernel has killed a process of this container because it was out of memory.
+    Oom(&'t ContainerId),
 }
 
 impl Pod {
@@ -103,6 +105,7 @@ impl Pod {
                 let lacks = self.lacks_code(id);
                 lacks && (self.is_held(id) || restart(&|it| it.ends(id)))
             }
+            Task::Oom(id) => self.unsettled.contains(id),
         }
     }
 

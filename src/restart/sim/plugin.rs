@@ -487,6 +487,7 @@ impl World {
                 let asking = self.upto(20);
                 self.after(asking, Job::Verify(self.epoch, id));
             }
+            Command::LearnOom(_) => unreachable!("no rule here is about memory"),
             Command::AskManifest(..) => unreachable!("no pod here is static"),
             Command::Watch(_) | Command::Say(_) => {}
         }

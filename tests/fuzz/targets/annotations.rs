@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use reprise::ids::Exit;
 use reprise::policy::{FailurePolicy, Policy, PolicyError};
 
 use super::parts;
@@ -27,7 +28,12 @@ pub(super) fn read(input: &[u8]) {
             for container in CONTAINERS {
                 let covered = policy.covers(container);
                 for code in -1..=256 {
-                    assert!(covered || policy.action(container, code).is_none());
+                    let killed = Exit {
+                        oom_killed: true,
+                        ..Exit::from(code)
+                    };
+                    let asked = [Exit::from(code), killed].map(|it| policy.action(container, it));
+                    assert!(covered || asked == [None, None]);
                 }
             }
         }
