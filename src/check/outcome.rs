@@ -8,7 +8,7 @@ use std::ops::RangeInclusive;
 use serde::Serialize;
 
 use super::manifest::{Container, Pod};
-use crate::ids;
+use crate::ids::{Exit, ExitCode};
 use crate::kube::{ContainerKind, KubeletFeatures, RestartPolicy};
 use crate::policy::{self, Action, Policy, Rules};
 
@@ -50,14 +50,18 @@ enum Outcome {
 pub(super) struct Outcomes {
     name: String,
     kind: &'static str,
-    exits: Vec<Exit>,
+    /// Those after an OOM kill come first.
+    exits: Vec<Exits>,
 }
 
 /// Exits that lead to the same.
 #[derive(Debug, Serialize)]
-struct Exit {
+struct Exits {
     /// First and last of each run.
     codes: Vec<(u8, u8)>,
+    /// After an OOM kill, where that makes a difference.
+    #[serde(rename = "oomKilled")]
+    oom_killed: bool,
     /// That of the rule which matches, and else the `restartPolicy` says.
     action: Option<&'static str>,
     by: Option<Actor>,
@@ -66,12 +70,15 @@ struct Exit {
     then: Cow<'static, str>,
 }
 
+/// Codes that lead to the same.
+type Group = (Outcome, Vec<u8>);
+
 /// All codes that a container can exit with.
 const CODES: RangeInclusive<u8> = 0..=255;
 
 impl Rulings {
     /// What the rules say of exits of that container.
-    fn of(&self, container: &str) -> impl Fn(ids::Exit) -> Option<(Action, Actor)> {
+    fn of(&self, container: &str) -> impl Fn(Exit) -> Option<(Action, Actor)> {
         let ours = self.policy.actions(container);
         let theirs = self.kubelet.and_then(|_| self.spec.get(container));
         let native = |action: &Action| policy::is_native(*action, self.kubelet);
@@ -97,38 +104,20 @@ impl Rulings {
     pub(super) fn outcomes(&self, container: &Container<'_>, pod: &Pod<'_>) -> Outcomes {
         let restart_policy = self.restart_policy(container, pod);
         let rule = self.of(container.name);
-        let mut groups: Vec<(Outcome, Vec<u8>)> = Vec::new();
-        for code in CODES {
-            let outcome = outcome(
-                container.kind,
-                restart_policy,
-                rule(i32::from(code).into()),
-                code,
-            );
-            match groups.iter_mut().find(|(known, _)| *known == outcome) {
-                Some((_, codes)) => codes.push(code),
-                None => groups.push((outcome, vec![code])),
-            }
-        }
+        let leads = |code: u8, oom_killed| {
+            let rule = rule(exit(code, oom_killed));
+            outcome(container.kind, restart_policy, rule, code)
+        };
+        let mut groups = grouped(CODES.map(|code| (leads(code, false), code)));
+        let oom_killed = after_oom_kill(leads, &groups);
         // What rules say comes first; the largest group comes last, as "any other exit".
-        let by_policy = |outcome: &Outcome| !matches!(outcome, Outcome::Rule(..));
-        groups.sort_by_key(|(outcome, codes)| (codes.len(), by_policy(outcome)));
+        groups.sort_by_key(|(outcome, codes)| (codes.len(), by_policy(*outcome)));
         let largest = groups.len() - 1;
-        groups[..largest].sort_by_key(|(outcome, _)| by_policy(outcome));
-        let exits = groups.iter().map(|(outcome, codes)| {
-            let (action, by) = match outcome {
-                Outcome::Rule(action, by) => (Some(action.name()), self.kubelet.map(|_| *by)),
-                _ => (None, None),
-            };
-            Exit {
-                codes: runs(codes),
-                action,
-                by,
-                restart_policy: (by_policy(outcome) && *outcome != Outcome::Next)
-                    .then_some(restart_policy),
-                then: self.words(*outcome, container.kind),
-            }
-        });
+        groups[..largest].sort_by_key(|(outcome, _)| by_policy(*outcome));
+        let exits = |oom_killed| {
+            move |group: &Group| self.exits(group, oom_killed, container.kind, restart_policy)
+        };
+        let oom_killed = oom_killed.iter().map(exits(true));
         Outcomes {
             name: container.name.to_owned(),
             kind: match container.kind {
@@ -136,7 +125,29 @@ impl Rulings {
                 ContainerKind::Sidecar => "sidecar",
                 ContainerKind::Regular => "regular",
             },
-            exits: exits.collect(),
+            exits: oom_killed.chain(groups.iter().map(exits(false))).collect(),
+        }
+    }
+
+    fn exits(
+        &self,
+        (outcome, codes): &Group,
+        oom_killed: bool,
+        kind: ContainerKind,
+        restart_policy: RestartPolicy,
+    ) -> Exits {
+        let (action, by) = match outcome {
+            Outcome::Rule(action, by) => (Some(action.name()), self.kubelet.map(|_| *by)),
+            _ => (None, None),
+        };
+        let goes_by_policy = by_policy(*outcome) && *outcome != Outcome::Next;
+        Exits {
+            codes: runs(codes),
+            oom_killed,
+            action,
+            by,
+            restart_policy: goes_by_policy.then_some(restart_policy),
+            then: self.words(*outcome, kind),
         }
     }
 
@@ -179,7 +190,7 @@ impl Rulings {
         if !killed.is_empty() {
             warnings.push(format!(
                 "{name} restarts the pod with exit {}, which it also ends with when somebody else kills it (SIGKILL: 137, \
-                 SIGTERM: 143): list that in a NotIn rule",
+                 SIGTERM: 143): list that in a NotIn rule, or do not name the signal",
                 killed.join(" or ")
             ));
         }
@@ -189,10 +200,14 @@ impl Rulings {
     /// Whether Reprise restarts the whole pod for any exit of that container.
     pub(super) fn restarts_pod(&self, container: &Container<'_>) -> bool {
         let action = self.policy.actions(container.name);
-        CODES
-            .filter_map(|code| action(i32::from(code).into()))
-            .any(is_whole)
+        let exits = CODES.flat_map(|code| [false, true].map(|oom_killed| exit(code, oom_killed)));
+        exits.filter_map(action).any(is_whole)
     }
+}
+
+fn exit(code: u8, oom_killed: bool) -> Exit {
+    let code = ExitCode(code.into());
+    Exit { code, oom_killed }
 }
 
 fn is_whole(action: Action) -> bool {
@@ -218,6 +233,35 @@ fn outcome(
     }
 }
 
+/// What rules do not say.
+fn by_policy(outcome: Outcome) -> bool {
+    !matches!(outcome, Outcome::Rule(..))
+}
+
+fn grouped(outcomes: impl Iterator<Item = (Outcome, u8)>) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
+    for (outcome, code) in outcomes {
+        match groups.iter_mut().find(|(known, _)| *known == outcome) {
+            Some((_, codes)) => codes.push(code),
+            None => groups.push((outcome, vec![code])),
+        }
+    }
+    groups
+}
+
+/// Where an OOM kill makes a difference: all codes if they lead to the same then, else those that lead elsewhere.
+fn after_oom_kill(leads: impl Fn(u8, bool) -> Outcome, otherwise: &[Group]) -> Vec<Group> {
+    let all = grouped(CODES.map(|code| (leads(code, true), code)));
+    if all == otherwise {
+        return Vec::new();
+    }
+    if all.len() == 1 {
+        return all;
+    }
+    let elsewhere = CODES.filter(|code| leads(*code, true) != leads(*code, false));
+    grouped(elsewhere.map(|code| (leads(code, true), code)))
+}
+
 fn runs(codes: &[u8]) -> Vec<(u8, u8)> {
     let runs = codes.chunk_by(|a, b| a + 1 == *b);
     runs.filter_map(|run| Some((*run.first()?, *run.last()?)))
@@ -228,24 +272,26 @@ fn runs(codes: &[u8]) -> Vec<(u8, u8)> {
 impl fmt::Display for Outcomes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({}): ", self.name, self.kind)?;
-        let largest = self.exits.len().saturating_sub(1);
-        for (index, exit) in self.exits.iter().enumerate() {
-            match (index == largest, largest) {
-                (true, 0) => f.write_str("any exit")?,
-                (true, _) => f.write_str("; any other exit")?,
-                (false, _) => {
-                    let semicolon = if index == 0 { "" } else { "; " };
-                    write!(f, "{semicolon}exit {}", ranges(&exit.codes))?;
-                }
+        let last = self.exits.len().saturating_sub(1);
+        for (index, exits) in self.exits.iter().enumerate() {
+            let semicolon = if index == 0 { "" } else { "; " };
+            f.write_str(semicolon)?;
+            match exits.codes[..] {
+                [(0, u8::MAX)] if exits.oom_killed || last == 0 => f.write_str("any exit")?,
+                _ if index == last => f.write_str("any other exit")?,
+                _ => write!(f, "exit {}", ranges(&exits.codes))?,
             }
-            write!(f, " → {exit}")?;
+            if exits.oom_killed {
+                f.write_str(" after an OOM kill")?;
+            }
+            write!(f, " → {exits}")?;
         }
         Ok(())
     }
 }
 
 /// What they lead to.
-impl fmt::Display for Exit {
+impl fmt::Display for Exits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(policy) = self.restart_policy {
             write!(f, "restartPolicy {policy:?}: ")?;

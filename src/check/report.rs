@@ -205,15 +205,16 @@ kind: ConfigMap
             "kind": "Job", "namespace": "ml", "name": "j", "path": "spec.template",
             "containers": [{"name": "a", "kind": "regular", "exits": [
                 {
-                    "codes": [[1, 2], [143, 143]], "action": "RestartPod", "by": "Reprise", "restartPolicy": null,
+                    "codes": [[1, 2], [143, 143]], "oomKilled": false,
+                    "action": "RestartPod", "by": "Reprise", "restartPolicy": null,
                     "then": "restart all containers in place, with the pod's grace period to stop",
                 },
                 {
-                    "codes": [[0, 0]], "action": null, "by": null, "restartPolicy": "Never",
+                    "codes": [[0, 0]], "oomKilled": false, "action": null, "by": null, "restartPolicy": "Never",
                     "then": "it is done",
                 },
                 {
-                    "codes": [[3, 142], [144, 255]], "action": null, "by": null, "restartPolicy": "Never",
+                    "codes": [[3, 142], [144, 255]], "oomKilled": false, "action": null, "by": null, "restartPolicy": "Never",
                     "then": "the pod fails once all containers have ended",
                 },
             ]}],
@@ -236,6 +237,30 @@ kind: ConfigMap
         });
         assert_eq!(read, json!([job, config_map]));
         assert_eq!(said.lines().count(), 4);
+    }
+
+    #[test]
+    fn json_has_exits_after_an_oom_kill_and_signals_as_their_codes() {
+        let text = "
+kind: Pod
+metadata:
+  name: p
+  annotations:
+    restart-rules.reprise.dev: '[{action: Restart, onSignal: [SIGSEGV]}, {action: RestartPod, onOOMKilled: {}}]'
+spec: {containers: [{name: a, image: i:1}]}
+";
+        let read: Value = serde_json::from_str(&said(text, "1.36")).unwrap();
+        let exits = read[0]["containers"][0]["exits"].as_array().unwrap();
+        let exits = exits.iter().map(|it| {
+            let keys = ["codes", "oomKilled", "action", "by"];
+            json!(keys.map(|key| &it[key]))
+        });
+        let expected = json!([
+            [[[0, 138], [140, 255]], true, "RestartPod", "Reprise"],
+            [[[139, 139]], false, "Restart", "Reprise"],
+            [[[0, 138], [140, 255]], false, null, null],
+        ]);
+        assert_eq!(exits.collect::<Value>(), expected);
     }
 
     #[test]

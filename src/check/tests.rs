@@ -77,6 +77,46 @@ f:2: Pod ml/run
 }
 
 #[test]
+fn signals_show_as_their_codes_and_oom_kills_where_they_make_a_difference() {
+    let line = |rules: &str| {
+        let annotations = format!("{{restart-rules.reprise.dev/container.proxy: '{rules}'}}");
+        let (text, problems) = check(&pod(&annotations));
+        assert_eq!(problems, 0, "{text}");
+        let mut lines = text.lines();
+        let line = lines.find_map(|it| it.strip_prefix("  proxy (sidecar): "));
+        line.unwrap().to_owned()
+    };
+    let kubelet = "any other exit → restartPolicy Always: the kubelet restarts it";
+    assert_eq!(
+        line("[{action: RestartAllContainers, onSignal: [SIGSEGV, SIGBUS], onOOMKilled: {}}]"),
+        format!(
+            "any exit after an OOM kill → restart all containers in place; \
+             exit 135, 139 → restart all containers in place; {kubelet}"
+        )
+    );
+    assert_eq!(
+        line(
+            "[{action: Restart, onSignal: [SIGKILL]}, {action: RestartAllContainers, onOOMKilled: {}}]"
+        ),
+        format!(
+            "exit 0-136, 138-255 after an OOM kill → restart all containers in place; \
+             exit 137 → restart this container; {kubelet}"
+        )
+    );
+    assert_eq!(
+        line("[{action: RestartAllContainers, onOOMKilled: {}}]"),
+        format!("any exit after an OOM kill → restart all containers in place; {kubelet}")
+    );
+    // The first rule matches anyway.
+    assert_eq!(
+        line(
+            "[{action: RestartAllContainers, exitCodes: {operator: NotIn, values: []}}, {action: Restart, onOOMKilled: {}}]"
+        ),
+        "any exit → restart all containers in place"
+    );
+}
+
+#[test]
 fn options_show_where_they_matter() {
     let rules = "restart-rules.reprise.dev/container.trainer: '[{action: RestartPod, exitCodes: {operator: NotIn, values: [0, 137, 143]}}]'";
     let options = "restart-options.reprise.dev: 'gracePeriodSeconds: 3'";

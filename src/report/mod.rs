@@ -434,7 +434,8 @@ impl Reporter {
         let names = text::listed(&names);
         tracing::warn!(pod = %pod.key, containers = names, "rules match exits by SIGKILL or SIGTERM, whoever sends it");
         let message = format!(
-            "Rules of {names} match 137 or 143, with which containers also end that somebody else kills: list these codes in a NotIn rule"
+            "Rules of {names} match 137 or 143, with which containers also end that somebody else kills: list these codes in a \
+             NotIn rule, or do not name SIGKILL and SIGTERM"
         );
         self.event(pod, Reason::RulesMatchKills.said(&message));
     }

@@ -425,6 +425,24 @@ fn an_exit_that_the_lack_of_memory_makes_a_difference_to_waits_for_the_news_and_
 }
 
 #[test]
+fn the_rule_that_is_told_is_the_one_for_the_lack_of_memory_only_after_an_oom_kill() {
+    for (killed, number) in [(true, 1), (false, 2)] {
+        let (mut pod, now) = (with_rules(Start::Auto), moment());
+        let rules = "[{action: RestartAllContainers, onOOMKilled: {}}, \
+                      {action: RestartAllContainers, onSignal: [SIGKILL]}]";
+        let unread = Unread::of([("restart-rules.reprise.dev", rules)]);
+        pod.written(Written::read(&unread), &now);
+        let a = ContainerId::from("a-0");
+        pod.created(a.clone(), Instance::running("a"));
+        assert!(pod.decide_hold(&a, Duration::ZERO, &now));
+        pod.ended(&a, Some(ExitCode(137)), &now);
+        pod.oom_told(&a, killed, &now);
+        let rule = pod.plan().unwrap().trigger.rule.as_ref();
+        assert_eq!(rule.map(|rule| rule.number), Some(number));
+    }
+}
+
+#[test]
 fn news_of_the_lack_of_memory_that_come_before_the_exit_or_its_hook_keep_nobody_waiting() {
     let news: [fn(&mut Pod, &ContainerId, &Moment); 3] = [
         |pod, a, now| {
