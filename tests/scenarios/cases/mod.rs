@@ -4,6 +4,7 @@ mod always;
 mod back_off;
 mod bad_input;
 mod burst;
+mod causes;
 mod completed;
 mod conditions;
 mod cpus;
@@ -75,6 +76,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         inits::scenarios(),
         single::scenarios(),
         rules::scenarios(),
+        causes::scenarios(),
         triggers::scenarios(),
         requests::scenarios(),
         restart_pod::scenarios(),
