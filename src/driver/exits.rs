@@ -19,7 +19,7 @@ use crate::times::{
 };
 
 /// How a container ends whose first process gets SIGKILL, from whomever.
-const KILLED: InstanceState = InstanceState::Ended(Some(ExitCode(137)));
+const KILLED: InstanceState = InstanceState::Ended(Some(ExitCode::KILLED));
 
 impl Driver {
     pub(super) fn begin_kill(self: &Arc<Self>, state: &mut State, id: &ContainerId) {

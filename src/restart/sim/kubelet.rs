@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::case::{Kind, Version};
-use super::runtime::{Is, KILLED};
+use super::runtime::Is;
 use super::{Case, Job, Ms, RESYNC, World};
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
@@ -128,7 +128,7 @@ impl Kubelet {
                 // It used to run, and nobody knows how it ended.
                 State::Running => Status {
                     state: State::Waiting,
-                    last: before.last.or(Some(KILLED)),
+                    last: before.last.or(Some(ExitCode::KILLED)),
                 },
                 State::Waiting if kind == ContainerKind::Init && initialised => Status {
                     state: State::Terminated(ExitCode::SUCCESS),

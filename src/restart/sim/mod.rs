@@ -412,7 +412,7 @@ impl World {
         let running: Vec<ContainerId> = running.map(|(id, _)| id.clone()).collect();
         for id in running {
             let stopping = self.upto(1000);
-            self.after(stopping, Job::Exit(id, runtime::KILLED));
+            self.after(stopping, Job::Exit(id, ExitCode::KILLED));
         }
         let hearing = if deleted { 50 } else { 2000 };
         let hearing = self.upto(hearing);

@@ -11,8 +11,6 @@ use crate::policy::Action;
 use crate::restart::machine::Event;
 use crate::restart::pod::{Pod, Task};
 
-pub(super) const KILLED: ExitCode = ExitCode(137);
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Is {
     Created,
@@ -144,7 +142,7 @@ impl World {
     /// It is told to end, and does.
     pub(super) fn stop(&mut self, id: &ContainerId) {
         let code = match self.case.grace {
-            0 => KILLED,
+            0 => ExitCode::KILLED,
             _ => self.case.stops_with,
         };
         self.ends_with(id, code, true);
@@ -170,7 +168,7 @@ impl World {
         }
         // Without the trigger, or by a restart of one container, the pod would be over.
         let regular = self.case.kind_of(&name) == ContainerKind::Regular;
-        let own = regular && !asked && code != self.case.code && code != KILLED;
+        let own = regular && !asked && code != self.case.code && code != ExitCode::KILLED;
         let last = !self.case.regulars().any(|name| self.runtime.runs(name));
         let failed = self.case.asked && !asked && code != ExitCode::SUCCESS;
         let init = self.case.kind_of(&name) == ContainerKind::Init;
@@ -189,7 +187,7 @@ impl World {
             self.after(late, Job::HookStarts(id.clone()));
         } else {
             // With a grace period, shields wait for the ends, but for what is killed at once.
-            let seen = code != KILLED || self.grace_of(id) > 0;
+            let seen = code != ExitCode::KILLED || self.grace_of(id) > 0;
             let done = self.case.kind_of(&name) == ContainerKind::Init && code == ExitCode::SUCCESS;
             self.excuse(seen && !done, "an exit that cannot be held");
             self.after(0, Job::Appear(id.clone()));
@@ -358,7 +356,7 @@ impl World {
                     // The runtime stops it by force, and removes it when its exit has been processed, unless who asked for
                     // that is dead.
                     self.excuse(!hooked && !self.listening(), "a removal is cancelled");
-                    self.exit(&id, KILLED);
+                    self.exit(&id, ExitCode::KILLED);
                     self.after(100, Job::Call(self.epoch, Call::Remove(id)));
                 } else {
                     self.remove(&id);
