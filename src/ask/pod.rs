@@ -3,8 +3,9 @@
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::jiff::Timestamp;
 
-use super::token::{self, REQUEST_KEY};
+use super::token;
 use crate::kube::{LAST_RESTART, RESTARTING};
+use crate::policy::POD_REQUEST_KEY;
 
 /// A pod that can be asked to restart.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,7 +45,7 @@ pub(super) fn end(pod: &Pod) -> Option<String> {
 /// The value of the last request.
 pub(super) fn request(pod: &Pod) -> Option<&str> {
     let annotations = pod.metadata.annotations.as_ref()?;
-    annotations.get(REQUEST_KEY).map(String::as_str)
+    annotations.get(POD_REQUEST_KEY).map(String::as_str)
 }
 
 /// A restart that is over.
@@ -153,7 +154,7 @@ mod tests {
                 json!({"metadata": meta, "spec": spec, "status": {"phase": phase}}),
             ))
         };
-        let meta = json!({"name": "a", "uid": "u", "annotations": {REQUEST_KEY: "before"}});
+        let meta = json!({"name": "a", "uid": "u", "annotations": {POD_REQUEST_KEY: "before"}});
         let spec = json!({"nodeName": "n", "containers": []});
         let fit = Fit {
             name: "a".to_owned(),

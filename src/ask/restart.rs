@@ -19,9 +19,10 @@ use super::rollout::Rollout;
 use super::screen::Screen;
 use super::select;
 use super::time::Timeout;
-use super::token::{REQUEST_KEY, Token};
+use super::token::Token;
 use crate::cli::RestartArgs;
 use crate::kube::{ApiError, is_gone};
+use crate::policy::POD_REQUEST_KEY;
 
 /// How many pods are asked at once.
 const AT_ONCE: usize = 32;
@@ -249,7 +250,7 @@ async fn request(
     dry_run: bool,
     right: &Right,
 ) -> Result<(), AskError> {
-    let patch = json!({"metadata": {"uid": pod.uid, "annotations": {REQUEST_KEY: value}}});
+    let patch = json!({"metadata": {"uid": pod.uid, "annotations": {POD_REQUEST_KEY: value}}});
     let params = PatchParams {
         dry_run,
         ..PatchParams::default()

@@ -5,10 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use k8s_openapi::jiff::Timestamp;
 
-/// A request is a new value of this annotation.
-pub(super) const REQUEST_KEY: &str = "restart-request.reprise.dev/pod";
-/// At the end of a value: a back-off is not waited for.
-const NOW: char = '!';
+use crate::policy::URGENT;
 
 /// One request: nobody else makes the same.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,7 +30,7 @@ impl Token {
     /// The annotation's value.
     pub(super) fn value(&self, now: bool) -> String {
         let mut value = self.0.clone();
-        value.extend(now.then_some(NOW));
+        value.extend(now.then_some(URGENT));
         value
     }
 
@@ -50,7 +47,7 @@ impl fmt::Display for Token {
 
 /// The token in somebody's value.
 pub(super) fn of_value(value: &str) -> &str {
-    value.strip_suffix(NOW).unwrap_or(value)
+    value.strip_suffix(URGENT).unwrap_or(value)
 }
 
 /// Whether a message has the token for one of its words.

@@ -23,6 +23,7 @@ pub use failure::{FailureAction, FailurePolicy};
 pub use options::{CompletedContainers, LONGEST_GRACE, Options, Start};
 pub use read::Unread;
 use read::{Nodes, PodRules, Text};
+pub(crate) use request::{POD_REQUEST_KEY, URGENT};
 pub use request::{REQUEST_KEY, Request, RequestError};
 pub use rules::{Action, Condition, MAX_RULES, MAX_SIGNALS, MAX_VALUES, Operator, Rule, Rules};
 

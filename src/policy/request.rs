@@ -4,8 +4,10 @@ use serde::{Deserialize, Serialize};
 
 /// The annotation whose value asks.
 pub const REQUEST_KEY: &str = "restart-request.reprise.dev";
-/// What follows the key in the annotation that is looked at first.
-const PLACE: &str = "/pod";
+/// The one that is looked at first.
+pub(crate) const POD_REQUEST_KEY: &str = "restart-request.reprise.dev/pod";
+/// At the end of a value: a back-off is not waited for.
+pub(crate) const URGENT: char = '!';
 /// The longest value, in bytes: it is repeated in conditions, events and logs.
 const LONGEST: usize = 128;
 
@@ -18,13 +20,13 @@ pub struct Request(String);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
     /// Nobody could find it again.
-    #[error("the value of {REQUEST_KEY}{PLACE} is empty: any other asks for a restart")]
+    #[error("the value of {POD_REQUEST_KEY} is empty: any other asks for a restart")]
     Empty,
     /// It has so many bytes.
-    #[error("the value of {REQUEST_KEY}{PLACE} has {0} bytes: at most {LONGEST} are taken")]
+    #[error("the value of {POD_REQUEST_KEY} has {0} bytes: at most {LONGEST} are taken")]
     TooLong(usize),
     /// It would break the line that it is shown in.
-    #[error("the value of {REQUEST_KEY}{PLACE} has line breaks or other control characters")]
+    #[error("the value of {POD_REQUEST_KEY} has line breaks or other control characters")]
     Control,
 }
 
@@ -33,7 +35,7 @@ impl Request {
     pub(crate) fn of<'a>(
         get: impl Fn(&str) -> Option<&'a str>,
     ) -> Option<Result<Self, RequestError>> {
-        let value = get(&format!("{REQUEST_KEY}{PLACE}")).or_else(|| get(REQUEST_KEY))?;
+        let value = get(POD_REQUEST_KEY).or_else(|| get(REQUEST_KEY))?;
         Some(Self::read(value))
     }
 
@@ -58,7 +60,7 @@ impl Request {
     /// Whether it waits for no back-off.
     #[must_use]
     pub fn is_urgent(&self) -> bool {
-        self.0.ends_with('!')
+        self.0.ends_with(URGENT)
     }
 
     /// Whether that message, of a condition, says that it was answered.
@@ -75,8 +77,7 @@ impl Request {
 
 /// Whether an annotation of that key is one that asks.
 pub(super) fn is_request(key: &str) -> bool {
-    key.strip_prefix(REQUEST_KEY)
-        .is_some_and(|rest| ["", PLACE].contains(&rest))
+    [POD_REQUEST_KEY, REQUEST_KEY].contains(&key)
 }
 
 #[cfg(test)]

@@ -63,13 +63,13 @@ fn requested(call: &Call, name: &str) -> String {
     assert_eq!(call.method, Method::PATCH);
     assert_eq!(call.path, format!("/api/v1/namespaces/n/pods/{name}"));
     assert_eq!(call.body["metadata"]["uid"], format!("uid-{name}"));
-    let value = &call.body["metadata"]["annotations"][REQUEST_KEY];
+    let value = &call.body["metadata"]["annotations"][POD_REQUEST_KEY];
     value.as_str().unwrap().to_owned()
 }
 
 fn answered(name: &str, status: &str, token: &str) -> Value {
     let mut pod = pod(name);
-    pod["metadata"]["annotations"] = json!({REQUEST_KEY: token});
+    pod["metadata"]["annotations"] = json!({POD_REQUEST_KEY: token});
     pod["metadata"]["resourceVersion"] = json!("2");
     pod["status"]["conditions"] = json!([{
         "type": "reprise.dev/LastRestart", "status": status, "reason": "Restarted",
