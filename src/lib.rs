@@ -5,6 +5,7 @@ pub mod back_off;
 pub mod check;
 pub mod cli;
 pub mod clock;
+pub(crate) mod columns;
 pub mod config;
 pub mod cri;
 pub mod dirs;

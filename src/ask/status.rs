@@ -11,6 +11,7 @@ use super::select;
 use super::target::Selector;
 use super::time::age;
 use crate::cli::StatusArgs;
+use crate::columns::Columns;
 use crate::text;
 
 /// A pod, as far as restarts are concerned.
@@ -100,22 +101,9 @@ pub(super) fn table(rows: &[Row], with_namespace: bool, now: Timestamp) -> Strin
     ];
     lines.extend(rows.iter().map(|row| cells(row, now)));
     let hidden = usize::from(!with_namespace);
-    let widths: Vec<_> = (0..lines[0].len())
-        .map(|column| {
-            let widths = lines.iter().map(|line| line[column].chars().count());
-            widths.max().unwrap_or(0)
-        })
-        .collect();
-    let mut table = String::new();
-    for line in &lines {
-        let cells = line.iter().zip(&widths).skip(hidden);
-        let padded: Vec<_> = cells
-            .map(|(cell, width)| format!("{cell:width$}"))
-            .collect();
-        table.push_str(padded.join("   ").trim_end());
-        table.push('\n');
-    }
-    table
+    let shown = || lines.iter().map(|line| &line[hidden..]);
+    let columns = Columns::of(shown());
+    shown().map(|line| columns.line(line) + "\n").collect()
 }
 
 fn cells(row: &Row, now: Timestamp) -> [String; 9] {

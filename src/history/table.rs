@@ -1,6 +1,9 @@
 //! Restarts as lines for people.
 
+use std::iter::once;
+
 use super::Entry;
+use crate::columns::Columns;
 use crate::policy::{MatchedRule, RULES_KEY};
 use crate::text;
 
@@ -22,38 +25,29 @@ const HEADINGS: [&str; COLUMNS] = [
 ];
 const COLUMNS: usize = 14;
 
-/// How wide each column is: what comes later is set as what came first.
-pub(super) struct Table {
-    widths: [usize; COLUMNS],
-}
+/// What comes later is set as what came first.
+pub(super) struct Table(Columns);
 
 impl Table {
     /// For these restarts, and others.
     pub(super) fn of<'e>(entries: impl IntoIterator<Item = &'e Entry>) -> Self {
-        let mut widths = HEADINGS.map(str::len);
-        for entry in entries {
-            for (width, cell) in widths.iter_mut().zip(cells(entry)) {
-                *width = cell.chars().count().max(*width);
-            }
-        }
-        Self { widths }
+        let lines: Vec<_> = once(headings())
+            .chain(entries.into_iter().map(cells))
+            .collect();
+        Self(Columns::of(lines.iter().map(|line| &line[..])))
     }
 
     pub(super) fn headings(&self) -> String {
-        self.line(&HEADINGS.map(str::to_owned))
+        self.0.line(&headings())
     }
 
     pub(super) fn row(&self, entry: &Entry) -> String {
-        self.line(&cells(entry))
+        self.0.line(&cells(entry))
     }
+}
 
-    fn line(&self, cells: &[String; COLUMNS]) -> String {
-        let cells = cells.iter().zip(self.widths);
-        let padded: Vec<_> = cells
-            .map(|(cell, width)| format!("{cell:width$}"))
-            .collect();
-        padded.join("   ").trim_end().to_owned()
-    }
+fn headings() -> [String; COLUMNS] {
+    HEADINGS.map(str::to_owned)
 }
 
 fn cells(entry: &Entry) -> [String; COLUMNS] {
