@@ -15,8 +15,8 @@ use super::{Driver, Job, State};
 use crate::cri::CriError;
 use crate::driver::turns::Turn;
 use crate::history::Entry;
-use crate::ids::{ContainerId, ContainerName, PodIdentity};
-use crate::kube::{Ending, Endings};
+use crate::ids::{ContainerId, ContainerName, PodIdentity, PodUid};
+use crate::kube::{Ending, Endings, PodSpec};
 use crate::plan::{Generation, Plan, Trigger};
 use crate::policy::{Action, Request};
 use crate::report::{RestartEnding, Story};
@@ -186,9 +186,7 @@ impl Driver {
     fn announce(self: &Arc<Self>, order: &Order, restarting: bool) {
         self.lock().announced |= order.record.plan.condition.is_some();
         let reporter = &self.tools.reporter;
-        // Only a static pod has another UID there.
-        let spec = order.spec.as_ref();
-        let api_uid = spec.map_or(&self.pod.uid, |spec| &spec.api_uid);
+        let api_uid = self.api_uid(order.spec.as_deref());
         let told = reporter.condition(&story(&order.record.plan), api_uid, restarting);
         let endings = self.tools.endings.clone().filter(|_| restarting);
         if told.is_none() && endings.is_none() {
@@ -333,8 +331,7 @@ impl Driver {
             return;
         };
         let (plan, sandbox) = (&finished.plan, &self.pod.sandbox);
-        let decided = || self.tools.clock.since(plan.decided_up_ms);
-        let took = finished.timings.map_or_else(decided, |it| it.all_running);
+        let took = finished.timings.all_running;
         let records = &self.tools.records;
         records
             .save_past(sandbox.clone(), finished.past.clone())
@@ -345,10 +342,9 @@ impl Driver {
             .restarted(plan, outcome, finished.timings);
         records.note(Entry::of(&finished, outcome)).await;
         let (reporter, story) = (&self.tools.reporter, story(plan));
-        if let Some(ending) = ending(&finished, outcome, took) {
+        if let Some(ending) = ending(&finished, &story, outcome) {
             let spec = self.lock().pod.spec();
-            let api_uid = spec.map_or_else(|| self.pod.uid.clone(), |spec| spec.api_uid.clone());
-            reporter.ended(&story, &api_uid, &ending);
+            reporter.ended(&story, self.api_uid(spec.as_deref()), &ending);
         }
         match outcome {
             Outcome::Completed => reporter.restarted(&story, took),
@@ -359,6 +355,11 @@ impl Driver {
             Outcome::MadeToFail => reporter.made_to_fail(&story, took),
             Outcome::TimedOut => reporter.gave_up(&story, took, &finished.waiting_for),
         }
+    }
+
+    /// In the API, where only a static pod has another one.
+    fn api_uid<'u>(&'u self, spec: Option<&'u PodSpec>) -> &'u PodUid {
+        spec.map_or(&self.pod.uid, |spec| &spec.api_uid)
     }
 
     pub(super) fn wants(&self, task: Task<'_>) -> bool {
@@ -393,13 +394,17 @@ impl Question {
 }
 
 /// What is said of it afterwards; `None`: nothing of the pod was restarted, or the pod is going.
-fn ending(finished: &Finished, outcome: Outcome, took: Duration) -> Option<RestartEnding<'_>> {
-    let how = story(&finished.plan).how();
+fn ending<'f>(
+    finished: &'f Finished,
+    story: &Story<'_>,
+    outcome: Outcome,
+) -> Option<RestartEnding<'f>> {
     let (reason, what) = match outcome {
-        Outcome::Completed => (
-            "Restarted",
-            format!("restarted in {} ms {how}", took.as_millis()),
-        ),
+        Outcome::Completed => {
+            let took_ms = finished.timings.all_running.as_millis();
+            let what = format!("restarted in {took_ms} ms {}", story.how());
+            ("Restarted", what)
+        }
         Outcome::InitFailed => ("Failed", "an init container failed".to_owned()),
         Outcome::MadeToFail => ("Failed", "what was left of the pod was stopped".to_owned()),
         Outcome::Unshielded | Outcome::TimedOut => (

@@ -69,11 +69,9 @@ impl Entry {
             at: time(finished.began_at_ms),
             joined_request: joined.map(str::to_owned),
             back_off_ms: millis(finished.waited),
-            killed_ms: timings.and_then(|it| it.killed).map(millis),
-            first_running_ms: timings.and_then(|it| it.first_running).map(millis),
-            all_running_ms: timings
-                .filter(|_| complete)
-                .map(|it| millis(it.all_running)),
+            killed_ms: timings.killed.map(millis),
+            first_running_ms: timings.first_running.map(millis),
+            all_running_ms: complete.then(|| millis(timings.all_running)),
             outcome: word(outcome).to_owned(),
             not_started: finished
                 .waiting_for
@@ -219,11 +217,11 @@ pub(crate) mod tests {
             past: crate::back_off::Past::default(),
             began_at_ms: 1_767_225_600_123,
             waited: Duration::from_secs(10),
-            timings: Some(Timings {
+            timings: Timings {
                 killed: Some(killed),
                 first_running: Some(first),
                 all_running: all,
-            }),
+            },
             waiting_for: Vec::new(),
         }
     }

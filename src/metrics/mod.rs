@@ -196,16 +196,16 @@ impl Metrics {
     }
 
     /// A restart is over.
-    pub(crate) fn restarted(&self, plan: &Plan, outcome: Outcome, timings: Option<Timings>) {
+    pub(crate) fn restarted(&self, plan: &Plan, outcome: Outcome, timings: Timings) {
         let (action, way) = (("action", plan.action.name()), ("way", labels::way(plan)));
         let trigger = ("trigger", labels::trigger(&plan.trigger));
         let outcome_label = ("outcome", labels::outcome(outcome));
         self.restarts
             .get_or_create(&[action, trigger, way, outcome_label])
             .inc();
-        let Some(timings) = timings.filter(|_| outcome == Outcome::Completed) else {
+        if outcome != Outcome::Completed {
             return;
-        };
+        }
         let measure = |histograms: &Histograms<2>, took: Duration| {
             let histogram = histograms.get_or_create(&[action, way]);
             histogram.observe(took.as_secs_f64());

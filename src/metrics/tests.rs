@@ -93,7 +93,7 @@ fn timings() -> Timings {
 /// As after a restart, in which everything happened that is counted.
 fn eventful() -> Metrics {
     let metrics = Metrics::default();
-    metrics.restarted(&plan(), Outcome::Completed, Some(timings()));
+    metrics.restarted(&plan(), Outcome::Completed, timings());
     metrics.replay_declined(&ReplayBlocker::Asked);
     metrics.begun_anew(true);
     drop(metrics.handlers().begin("CreateContainer"));
@@ -127,15 +127,15 @@ fn a_restart_is_counted_by_what_it_was_and_measured_if_it_was_one() {
         starter: Starter::Plugin,
         ..plan()
     };
-    metrics.restarted(&replayed, Outcome::Completed, Some(timings()));
-    metrics.restarted(&replayed, Outcome::Completed, Some(timings()));
-    metrics.restarted(&replayed, Outcome::Deleted, Some(timings()));
+    metrics.restarted(&replayed, Outcome::Completed, timings());
+    metrics.restarted(&replayed, Outcome::Completed, timings());
+    metrics.restarted(&replayed, Outcome::Deleted, timings());
     let kept = Plan {
         way: Way::Kept,
         action: Action::RestartPod,
         ..plan()
     };
-    metrics.restarted(&kept, Outcome::Completed, None);
+    metrics.restarted(&kept, Outcome::Completed, timings());
     let value = |series: &str| metrics.value(series);
     let of = |action, way, outcome| {
         value(&format!(
@@ -166,7 +166,7 @@ fn what_waited_for_a_back_off_says_nothing_of_how_fast_pods_start() {
         back_off_ms: 10_000,
         ..plan()
     };
-    metrics.restarted(&waited, Outcome::Completed, Some(timings()));
+    metrics.restarted(&waited, Outcome::Completed, timings());
     let count = |phase| {
         let labels = "action=\"RestartAllContainers\",way=\"replay\"";
         metrics.value(&format!(

@@ -118,7 +118,8 @@ pub enum Unprotected {
     NotHeld,
 }
 
-/// Tells people, and counts what it tells of. Events go to the API when it is there and are dropped when it is not: nothing waits for it.
+/// Tells people, and counts what it tells of. Events go to the API when it is there and are dropped when it is not: nothing
+/// waits for it.
 #[derive(Debug, Clone)]
 pub struct Reporter {
     events: Option<Events>,

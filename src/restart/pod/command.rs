@@ -66,7 +66,7 @@ pub(crate) struct Finished {
     /// How long it has waited because the pod restarts too often.
     pub(crate) waited: Duration,
     /// When it came to what, as far as this process has seen it.
-    pub(crate) timings: Option<Timings>,
+    pub(crate) timings: Timings,
     /// Containers that are neither running again nor completed, for a log line.
     pub(crate) waiting_for: Vec<ContainerName>,
 }

@@ -90,6 +90,8 @@ impl Pod {
     /// place meanwhile.
     pub(crate) fn finish(&mut self, outcome: Outcome, now: &Moment) -> Option<Finished> {
         let machine = self.machine.take_if(|it| it.phase() == Phase::Over)?;
+        // It began with the machine.
+        let course = self.course.take()?;
         // One before may have ended with a plugin that died before all were removed.
         self.sweep_leftovers();
         let plan = machine.record().plan;
@@ -98,14 +100,13 @@ impl Pod {
         } else {
             self.note_over(&plan, now);
         }
-        let course = self.course.take();
-        let (after, began) = (now.since(plan.decided_up_ms), course.map(|it| it.since));
+        let after = now.since(plan.decided_up_ms);
         let finished = Finished {
             waiting_for: machine.waiting_for().into_iter().cloned().collect(),
             past: self.past.clone(),
-            began_at_ms: began.map_or(plan.decided_at_ms, |began| now.unix_ms_at(began)),
-            waited: course.map(|it| it.waited(&plan, after)).unwrap_or_default(),
-            timings: course.map(|it| it.timings(&machine, now.at)),
+            began_at_ms: now.unix_ms_at(course.since),
+            waited: course.waited(&plan, after),
+            timings: course.timings(&machine, now.at),
             plan,
         };
         // It may be one that this restart could not answer.
