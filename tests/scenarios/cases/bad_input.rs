@@ -5,9 +5,10 @@ use std::process::Stdio;
 use anyhow::{Result, ensure};
 use futures::future::try_join_all;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::PostParams;
 use serde_json::{Value, json};
 
+use super::requests::ask;
 use crate::plugin::Sockets;
 use crate::pod::LivePod;
 use crate::scenario::{Scenario, scenarios};
@@ -97,11 +98,7 @@ async fn request_that_is_too_long_is_reported(stage: Stage) -> Result<()> {
     let shape = Shape::always().regular("trainer");
     let pod = stage.running(shape.restarts_all("trainer", 42)).await?;
     let before = pod.recorder.current();
-    let request = json!({"restart-request.reprise.dev/pod": "x".repeat(129)});
-    let patch = Patch::Merge(json!({"metadata": {"annotations": request}}));
-    let pods = stage.node.pods();
-    pods.patch(&pod.name, &PatchParams::default(), &patch)
-        .await?;
+    ask(&pod, &"x".repeat(129)).await?;
     pod.until_told("InvalidRestartRequest", "has 129 bytes")
         .await?;
     let now = pod.recorder.current();

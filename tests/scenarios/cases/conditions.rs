@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::api::core::v1::PodCondition;
 use k8s_openapi::jiff::Timestamp;
 use rustix::process::Signal;
 use serde_json::json;
@@ -20,6 +21,9 @@ use crate::shape::{RestartPolicy, Shape};
 use crate::stage::Stage;
 use crate::under_way::UnderWay;
 use crate::wait::{self, PATIENCE};
+
+/// The type of the one that stays.
+pub(super) const LAST_RESTART: &str = "reprise.dev/LastRestart";
 
 /// For how long the kills wait for the API server, and less: a replay would be over by then.
 const WAITED_FOR: Duration = Duration::from_millis(150);
@@ -162,17 +166,22 @@ async fn says_so_until_it_has_started(stage: Stage, shape: Shape) -> Result<()> 
 /// Waits until the condition that tells of the pod's last restart begins so.
 pub(super) async fn until_last_restart(pod: &LivePod, beginning: &str) -> Result<()> {
     wait::until("the condition tells of the restart", PATIENCE, async || {
-        let told = message(pod, "reprise.dev/LastRestart").await?;
+        let told = message(pod, LAST_RESTART).await?;
         let begins = told.starts_with(beginning);
         Ok(begins.then_some(()).ok_or(told))
     })
     .await
 }
 
-async fn message(pod: &LivePod, kind: &str) -> Result<String> {
+/// As it is in the pod's status.
+pub(super) async fn condition(pod: &LivePod, kind: &str) -> Result<Option<PodCondition>> {
     let status = pod.node.pods().get_status(&pod.name).await?.status;
     let conditions = status.and_then(|it| it.conditions).unwrap_or_default();
-    let condition = conditions.into_iter().find(|it| it.type_ == kind);
+    Ok(conditions.into_iter().find(|it| it.type_ == kind))
+}
+
+async fn message(pod: &LivePod, kind: &str) -> Result<String> {
+    let condition = condition(pod, kind).await?;
     Ok(condition.and_then(|it| it.message).unwrap_or_default())
 }
 

@@ -10,7 +10,6 @@ use crate::restarted::Before;
 use crate::scenario::{Scenario, of_containerd, scenarios};
 use crate::shape::Shape;
 use crate::stage::Stage;
-use crate::wait::{self, PATIENCE};
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
     let scenarios = scenarios![Alone:
@@ -26,20 +25,8 @@ async fn made_before(stage: &Stage, shape: Shape) -> Result<Arc<LivePod>> {
     let pod = stage.running(shape).await?;
     stage.plugin.start().await?;
     stage.plugin.until_ready(1).await?;
-    wait::until(
-        "an event says what is not protected",
-        PATIENCE,
-        async || {
-            let events = pod.events("NotProtected").await?;
-            let messages = events.iter().filter_map(|event| event.message.as_deref());
-            let mut named = messages.filter(|message| message.contains("Exits of logger, trainer"));
-            Ok(named
-                .next()
-                .map(|_| ())
-                .ok_or_else(|| format!("{events:?}")))
-        },
-    )
-    .await?;
+    pod.until_told("NotProtected", "Exits of logger, trainer")
+        .await?;
     Ok(pod)
 }
 

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
-use super::conditions::all_containers;
+use super::conditions::{LAST_RESTART, all_containers, condition};
 use super::under;
 use crate::pod::LivePod;
 use crate::restarted::Before;
@@ -15,7 +15,6 @@ use crate::shape::{RestartPolicy, Shape};
 use crate::stage::Stage;
 use crate::wait::{self, PATIENCE};
 
-const LAST_RESTART: &str = "reprise.dev/LastRestart";
 /// The first that is waited for, and how much sooner one is that does not wait.
 const BACK_OFF: Duration = Duration::from_secs(10);
 const AT_ONCE: Duration = Duration::from_secs(5);
@@ -48,7 +47,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
 }
 
 /// Writes the annotation, as `kubectl annotate` does.
-async fn ask(pod: &LivePod, value: &str) -> Result<()> {
+pub(super) async fn ask(pod: &LivePod, value: &str) -> Result<()> {
     let annotations = json!({"restart-request.reprise.dev/pod": value});
     let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
     let pods = pod.node.pods();
@@ -57,28 +56,14 @@ async fn ask(pod: &LivePod, value: &str) -> Result<()> {
     Ok(())
 }
 
-/// Status, reason and message of the condition that stays.
-async fn last_restart(pod: &LivePod) -> Result<Option<(String, String, String)>> {
-    let status = pod.node.pods().get(&pod.name).await?.status;
-    let conditions = status.and_then(|it| it.conditions).unwrap_or_default();
-    let mut conditions = conditions.into_iter();
-    let last = conditions.find(|it| it.type_ == LAST_RESTART);
-    Ok(last.map(|it| {
-        let (reason, message) = (
-            it.reason.unwrap_or_default(),
-            it.message.unwrap_or_default(),
-        );
-        (it.status, reason, message)
-    }))
-}
-
-/// Waits until that condition begins and ends so, and says that all runs.
+/// Waits until the condition that stays begins and ends so, and says that all runs.
 async fn until_answered(pod: &LivePod, begin: &str, end: &str) -> Result<()> {
     wait::until("the request is answered", PATIENCE, async || {
-        let last = last_restart(pod).await?;
-        let answers = last.as_ref().is_some_and(|(status, reason, message)| {
+        let last = condition(pod, LAST_RESTART).await?;
+        let answers = last.as_ref().is_some_and(|it| {
+            let message = it.message.as_deref().unwrap_or_default();
             let worded = message.starts_with(begin) && message.ends_with(end);
-            status == "True" && reason == "Restarted" && worded
+            it.status == "True" && it.reason.as_deref() == Some("Restarted") && worded
         });
         Ok(answers.then_some(()).ok_or_else(|| format!("{last:?}")))
     })
@@ -204,13 +189,7 @@ async fn request_that_cannot_be_shown_is_told_and_restarts_nothing(stage: Stage)
         ("a\nb", "line breaks"),
     ] {
         ask(&pod, value).await?;
-        wait::until("an event says what is wrong", PATIENCE, async || {
-            let events = pod.events("InvalidRestartRequest").await?;
-            let mut messages = events.iter().filter_map(|event| event.message.as_deref());
-            let said = messages.any(|message| message.contains(why));
-            Ok(said.then_some(()).ok_or_else(|| format!("{events:?}")))
-        })
-        .await?;
+        pod.until_told("InvalidRestartRequest", why).await?;
     }
     nothing_happens(&pod).await
 }
