@@ -160,7 +160,8 @@ fn is_plain(text: &str) -> Result<(), YamlError> {
     Ok(())
 }
 
-/// Reads one document.
+/// Reads one document. Of types with many others in them, such as the API's, read a [`Value`], and them from that: each makes
+/// some 20 KiB of code here, and the place of an error is worth that only in what was written for us.
 pub(crate) fn document<T: DeserializeOwned>(text: &str) -> Result<T, YamlError> {
     is_plain(text)?;
     Ok(serde_saphyr::from_str_with_options(text, bounds(text))?)

@@ -198,7 +198,7 @@ fn explained(error: kube::Error, login: AuthInfo) -> KubeError {
     }
 }
 
-/// As `Kubeconfig::read_from`, which makes two thirds of a MiB of code of its types for YAML alone.
+/// As `Kubeconfig::read_from`, which reads its types from YAML (see [`yaml::document`]).
 fn read(path: &Path) -> Result<Kubeconfig, KubeconfigFault> {
     let mut kubeconfig: Value = yaml::document(&fs::read_to_string(path)?)?;
     resolve(&mut kubeconfig, path.parent().unwrap_or(path));

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::pod_spec::{self, ContainerSpec, PodSpec};
 use crate::ids::{PodIdentity, PodKey};
@@ -36,7 +37,9 @@ enum ReadError {
     #[error(transparent)]
     Io(#[from] io::Error),
     #[error("not a pod: {0}")]
-    NoPod(#[from] YamlError),
+    NoYaml(#[from] YamlError),
+    #[error("not a pod: {0}")]
+    NoPod(#[from] serde_json::Error),
     #[error("not a pod, but {1} of {0}")]
     OtherKind(String, String),
 }
@@ -175,7 +178,8 @@ impl WrittenSpec {
 }
 
 fn read(path: &Path) -> Result<Written, ReadError> {
-    let manifest: Written = yaml::document(&fs::read_to_string(path)?)?;
+    let manifest: Value = yaml::document(&fs::read_to_string(path)?)?;
+    let manifest: Written = serde_json::from_value(manifest)?;
     match (&*manifest.api_version, &*manifest.kind) {
         ("v1", "Pod") => Ok(manifest),
         _ => Err(ReadError::OtherKind(manifest.api_version, manifest.kind)),
