@@ -214,8 +214,8 @@ async fn removal_waits_for_the_exit_and_takes_gone_for_done() {
     let error = client.remove_when_exited(&id(), soon()).await.unwrap_err();
     assert!(matches!(error, CriError::Other { .. }), "{error}");
 
-    fake.answers().failures = (0..100).map(|_| still_running()).collect();
-    let until = Instant::now() + Duration::from_millis(100);
+    fake.answers().failures = (0..1_000).map(|_| still_running()).collect();
+    let until = Instant::now() + Duration::from_secs(1);
     let error = client.remove_when_exited(&id(), until).await.unwrap_err();
     assert!(matches!(error, CriError::StillRunning { .. }), "{error}");
     assert!(Instant::now() < until + Duration::from_secs(5));
