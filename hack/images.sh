@@ -16,7 +16,7 @@ pack_image() { # ROOT TAG COMMAND TAR
     mkdir "$work"
     tar -C "$root" --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -cf "$work/layer.tar" .
     digest=$(sha256sum "$work/layer.tar" | cut -d' ' -f1)
-    jq -n --arg digest "sha256:$digest" --arg command "$command" --arg arch "$(go env GOARCH)" '{
+    jq -n --arg digest "sha256:$digest" --arg command "$command" --arg arch "$(dpkg --print-architecture)" '{
         architecture: $arch, os: "linux", created: "1970-01-01T00:00:00Z",
         config: {Env: ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"], Cmd: [$command], WorkingDir: "/"},
         rootfs: {type: "layers", diff_ids: [$digest]},

@@ -19,6 +19,8 @@ done
 readonly NAMESPACE=kube-system NEXT=localhost/reprise:next
 # Pods that restart while the plugin is replaced, and how often each does in all.
 readonly PODS=4 RESTARTS=12
+# Seconds between a start and the next exit, on a machine that is not slow.
+readonly PAUSE=$((3 * ${REPRISE_PATIENCE:-1}))
 # Seconds for anything that is waited for: much more than it takes on a busy machine.
 readonly PATIENCE=120
 
@@ -102,7 +104,7 @@ spec:
     - name: trainer
       image: $BUSYBOX_IMAGE
       volumeMounts: [{name: work, mountPath: /work}]
-      command: [sh, -c, 'echo trainer >>/work/began; [ \$(grep -c trainer /work/began) -gt $2 ] || { sleep 3; exit 42; }; sleep 1000000']
+      command: [sh, -c, 'echo trainer >>/work/began; [ \$(grep -c trainer /work/began) -gt $2 ] || { sleep $PAUSE; exit 42; }; sleep 1000000']
     - name: logger
       image: $BUSYBOX_IMAGE
       volumeMounts: [{name: work, mountPath: /work}]
@@ -143,7 +145,8 @@ connect_to_cluster() {
     }}}}')" >/dev/null
 }
 
-is_connected() { [[ $(kube -n $NAMESPACE logs daemonset/reprise 2>/dev/null | grep -c 'connected to NRI') -ge 1 ]]; }
+# Its plugin says itself when it is connected (/readyz).
+is_ready() { kube -n $NAMESPACE rollout status daemonset/reprise --watch=false | grep -q 'successfully rolled out'; }
 
 plugin_pods() { kube -n $NAMESPACE get pods -l app.kubernetes.io/name=reprise -o jsonpath='{range .items[*]}{.metadata.name}{"\n"}{end}'; }
 
@@ -170,7 +173,8 @@ clean_up() {
     trap - EXIT INT TERM
     if ((code)) && [[ -n ${KUBECTL-} ]]; then
         kube get pods -A -o wide >&2 || true
-        kube -n $NAMESPACE logs -l app.kubernetes.io/name=reprise --tail 20 --prefix >&2 || true
+        # Not of the API server, which may not reach the kubelet.
+        tail -n 20 "$KUBELET_LOGS/$NAMESPACE"_reprise-*/reprise/*.log >&2 || true
     fi
     [[ -n $OWN_NODE ]] || forget
     [[ -z $OWN_NODE ]] || "$HERE/node.sh" down "$OWN_NODE" || code=1
@@ -224,7 +228,7 @@ main() {
     helm install reprise "$HERE/../deploy/chart" --values "$NODE_DIR/installed/values.json" \
         --set "image.tag=${IMAGE##*:}" >/dev/null
     connect_to_cluster
-    until_true "the DaemonSet's plugin is connected" is_connected
+    until_true "the DaemonSet's plugin is ready" is_ready
 
     make_pod once 1
     until_true "a pod has restarted in place, once" has_restarted once 1
@@ -234,7 +238,7 @@ main() {
     local before
     before=$(plugin_pods)
     kube -n $NAMESPACE set image daemonset/reprise "reprise=$NEXT" >/dev/null
-    replaced() { [[ $(plugin_pods) != *"$before"* ]] && is_connected; }
+    replaced() { [[ $(plugin_pods) != *"$before"* ]] && is_ready; }
     until_true "the plugin was replaced meanwhile" replaced
     for ((pod = 1; pod <= PODS; pod++)); do
         until_true "busy-$pod has restarted $RESTARTS times, each container exactly" has_restarted "busy-$pod" $RESTARTS
