@@ -21,9 +21,10 @@ use crate::ids::{ContainerId, ContainerName};
 use crate::kube::{ContainerKind, PodSpec};
 use crate::node::{Instance, now_ns};
 use crate::plan::{Plan, RestartId};
+use crate::policy::Start;
 use crate::replay::{
-    Attempt, ReplayBlocker, Room, complete, has_image, have_their_cpus, images, inits_are_quick,
-    log_link,
+    Attempt, ReplayBlocker, Room, complete, has_image, has_variables, have_their_cpus, images,
+    inits_are_quick, log_link,
 };
 use crate::restart::machine::{Event, Record};
 use crate::restart::pod::Task;
@@ -110,6 +111,7 @@ impl Driver {
         let sandbox = cri.sandbox_config(&self.pod.sandbox);
         let containers: Vec<_> = containers.await?;
         let made = containers.iter().map(|(it, config)| (&it.name, config));
+        self.have_their_variables(made.clone(), spec)?;
         self.have_their_images(made, spec).await?;
         have_their_cpus(&containers, !plan.back_off().is_zero())?;
         let is_init = |name: &ContainerName| {
@@ -134,6 +136,19 @@ impl Driver {
             sandbox: complete("the sandbox", sandbox.await.map_err(failed)?)?,
             generation: spec.map(|it| it.generation),
         })
+    }
+
+    /// Whether these containers would have the variables that they were made with. Whoever asks for a replay knows.
+    fn have_their_variables<'c>(
+        &self,
+        mut containers: impl Iterator<Item = (&'c ContainerName, &'c ContainerConfig)>,
+        spec: Option<&PodSpec>,
+    ) -> Result<(), ReplayBlocker> {
+        let start = self.lock().pod.start();
+        match spec.filter(|_| start == Start::Auto) {
+            Some(spec) => containers.try_for_each(|(name, it)| has_variables(name, it, spec)),
+            None => Ok(()),
+        }
     }
 
     /// Whether a start by the kubelet would find the images that these containers were made from.
@@ -213,20 +228,21 @@ impl Driver {
         }
     }
 
-    /// Whether a start by the kubelet would be the same after a back-off as when the containers were read.
+    /// Whether a start by the kubelet would be the same, after a turn or a back-off, as when the containers were read.
     async fn still_fits(
         &self,
         replay: &Replay,
         plan: &Plan,
         spec: Option<&PodSpec>,
     ) -> Result<(), ReplayBlocker> {
+        let made = replay.attempts.iter().map(|(name, it)| (name, &it.config));
+        self.have_their_variables(made.clone(), spec)?;
         if plan.back_off().is_zero() {
             return Ok(());
         }
         if spec.map(|it| it.generation) != replay.generation {
             return Err(ReplayBlocker::SpecChanged);
         }
-        let made = replay.attempts.iter().map(|(name, it)| (name, &it.config));
         self.have_their_images(made, spec).await
     }
 

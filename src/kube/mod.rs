@@ -16,6 +16,7 @@ mod pods;
 mod start_duties;
 mod static_pods;
 mod traces;
+mod variables;
 
 pub use conditions::{Condition, Conditions};
 pub(crate) use conditions::{LAST_RESTART, is_gone};
@@ -37,6 +38,7 @@ pub use pods::{PodChange, Pods};
 pub use start_duties::StartDuty;
 pub use static_pods::{Manifest, StaticPods};
 pub(crate) use traces::Traces;
+pub use variables::{Field, Fields, Variables};
 
 /// What the API server, or the way to it, answers instead of what was asked for.
 pub use ::kube::Error as ApiError;

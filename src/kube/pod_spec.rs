@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::conditions::LAST_RESTART;
 use super::lifecycle::Lifecycle;
 use super::start_duties::StartDuty;
+use super::variables::{Fields, Variables, variables};
 use crate::ids::{ContainerId, ContainerName, PodKey, PodUid};
 use crate::policy::{Request, RequestError};
 
@@ -72,6 +73,8 @@ pub struct ContainerSpec {
     pub lifecycle: Lifecycle,
     /// What the kubelet does at its start beside creating and starting it.
     pub duties: BTreeSet<StartDuty>,
+    /// Variables that hold labels and annotations of the pod.
+    pub variables: Variables,
     /// Extended resources, which device plugins give it.
     pub devices: BTreeSet<String>,
     /// How much memory it requests, as the API has it: of what may be changed in place, this alone does not show in the
@@ -92,6 +95,8 @@ pub struct PodSpec {
     pub restart_policy: RestartPolicy,
     /// Init containers and sidecars in spec order, regular ones after them. Ephemeral ones are left out.
     pub containers: Vec<ContainerSpec>,
+    /// What of its labels and annotations the variables hold.
+    pub fields: Fields,
     /// Whether it is being deleted, or has Failed or Succeeded, which no kubelet takes back. Never of a static pod: it ends
     /// with its manifest, and a mirror that is deleted is made anew (`tryReconcileMirrorPods`, `pkg/kubelet/kubelet.go`).
     pub ending: bool,
@@ -125,6 +130,7 @@ impl PodSpec {
         let inits = spec.init_containers.iter().flatten();
         let inits = inits.map(|container| ContainerSpec::from(container).before_regular());
         let regulars = spec.containers.iter().map(ContainerSpec::from);
+        let containers: Vec<_> = inits.chain(regulars).collect();
         Some(Self {
             uid: hash.unwrap_or(api_uid).as_str().into(),
             api_uid: api_uid.as_str().into(),
@@ -133,7 +139,12 @@ impl PodSpec {
                 name: meta.name.clone()?,
             },
             restart_policy: pod_policy(spec.restart_policy.as_deref()),
-            containers: inits.chain(regulars).collect(),
+            fields: Fields::of(
+                containers.iter().map(|it| &it.variables),
+                meta.labels.as_ref(),
+                meta.annotations.as_ref(),
+            ),
+            containers,
             ending: hash.is_none() && (meta.deletion_timestamp.is_some() || is_over(pod)),
             // Whoever deletes a pod may give it another time than the pod asked for.
             grace: grace(
@@ -228,6 +239,7 @@ impl From<&Container> for ContainerSpec {
             rules: container.restart_policy_rules.clone().unwrap_or_default(),
             lifecycle: Lifecycle::of(container),
             duties: StartDuty::of(container),
+            variables: variables(container).unwrap_or_default(),
             devices: devices(container),
             memory_request: memory_request(container),
         }

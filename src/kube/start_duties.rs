@@ -4,7 +4,9 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use k8s_openapi::api::core::v1::{Container, EnvVar, EnvVarSource};
+use k8s_openapi::api::core::v1::Container;
+
+use super::variables::variables;
 
 /// One thing that is more than the container's configuration, or may differ from one start to the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -15,7 +17,7 @@ pub enum StartDuty {
     LivenessProbe,
     /// It asks the registry for the image each time.
     ImagePull,
-    /// It reads variables anew from objects that may have changed.
+    /// It reads variables anew from what may have changed, and is not told here.
     Environment,
     /// It mounts a part of a volume anew, which may have been replaced.
     SubPath,
@@ -25,17 +27,12 @@ impl StartDuty {
     /// Those of a container.
     #[must_use]
     pub fn of(container: &Container) -> BTreeSet<Self> {
-        let env = container.env.iter().flatten();
-        let has_sources = container.env_from.as_ref().is_some_and(|it| !it.is_empty());
         let mut mounts = container.volume_mounts.iter().flatten();
         let duties = [
             (Self::StartupProbe, container.startup_probe.is_some()),
             (Self::LivenessProbe, container.liveness_probe.is_some()),
             (Self::ImagePull, is_pulled_always(container)),
-            (
-                Self::Environment,
-                has_sources || env.into_iter().any(may_change),
-            ),
+            (Self::Environment, variables(container).is_none()),
             (
                 Self::SubPath,
                 mounts.any(|it| it.sub_path.is_some() || it.sub_path_expr.is_some()),
@@ -82,25 +79,6 @@ fn is_pulled_always(container: &Container) -> bool {
     }
 }
 
-/// Whether a variable may have another value at the next start. A pod's identity and place stay.
-fn may_change(variable: &EnvVar) -> bool {
-    let Some(source) = &variable.value_from else {
-        return false;
-    };
-    let EnvVarSource {
-        config_map_key_ref: None,
-        secret_key_ref: None,
-        resource_field_ref: None,
-        file_key_ref: None,
-        field_ref: Some(field),
-    } = source
-    else {
-        return true;
-    };
-    let path = field.field_path.as_str();
-    path.starts_with("metadata.labels") || path.starts_with("metadata.annotations")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -118,6 +96,7 @@ mod tests {
             "env": [
                 {"name": "A", "value": "1"},
                 {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+                {"name": "C", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['c']"}}},
             ],
             "envFrom": [],
             "volumeMounts": [{"name": "v", "mountPath": "/v"}],
@@ -172,10 +151,6 @@ mod tests {
             ),
             (
                 variable(json!({"resourceFieldRef": {"resource": "limits.cpu"}})),
-                Environment,
-            ),
-            (
-                variable(json!({"fieldRef": {"fieldPath": "metadata.labels['a']"}})),
                 Environment,
             ),
             (

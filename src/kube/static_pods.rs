@@ -1,6 +1,6 @@
 //! Static pods: what the kubelet runs from manifests on the node, with or without an API server.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,6 +10,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::pod_spec::{self, ContainerSpec, PodSpec};
+use super::variables::Fields;
 use crate::ids::{PodIdentity, PodKey};
 use crate::yaml::{self, YamlError};
 
@@ -58,6 +59,8 @@ struct Written {
 struct WrittenMeta {
     name: String,
     namespace: Option<String>,
+    labels: Option<BTreeMap<String, String>>,
+    annotations: Option<BTreeMap<String, String>>,
 }
 
 #[derive(Deserialize)]
@@ -119,7 +122,7 @@ impl StaticPods {
             }
             match read(&path) {
                 Ok(manifest) if self.is_of(&manifest, &pod.key) => {
-                    let spec = manifest.spec.of(pod);
+                    let spec = manifest.spec.of(&manifest.metadata, pod);
                     return Ok(Some(Manifest { path, spec }));
                 }
                 Ok(_) => {}
@@ -134,7 +137,9 @@ impl StaticPods {
     /// The kubelet gives a static pod its manifest's name and the node's (`generatePodName`,
     /// `pkg/kubelet/config/common.go`).
     fn is_of(&self, manifest: &Written, key: &PodKey) -> bool {
-        let WrittenMeta { name, namespace } = &manifest.metadata;
+        let WrittenMeta {
+            name, namespace, ..
+        } = &manifest.metadata;
         let namespace = namespace.as_deref().unwrap_or("default");
         let name = format!("{name}-{}", self.node.to_lowercase());
         key.name == name && namespace == key.namespace
@@ -154,16 +159,22 @@ impl StaticPods {
 
 impl WrittenSpec {
     /// The pod's spec, as the API server would tell of it.
-    fn of(self, pod: &PodIdentity) -> PodSpec {
+    fn of(self, meta: &WrittenMeta, pod: &PodIdentity) -> PodSpec {
         let inits = self.init_containers.into_iter().flatten();
         let inits = inits.map(ContainerSpec::before_regular);
+        let containers: Vec<_> = inits.chain(self.containers).collect();
         PodSpec {
             uid: pod.uid.clone(),
             // It knows of no mirror.
             api_uid: pod.uid.clone(),
             key: pod.key.clone(),
             restart_policy: pod_spec::pod_policy(self.restart_policy.as_deref()),
-            containers: inits.chain(self.containers).collect(),
+            fields: Fields::of(
+                containers.iter().map(|it| &it.variables),
+                meta.labels.as_ref(),
+                meta.annotations.as_ref(),
+            ),
+            containers,
             ending: false,
             grace: pod_spec::grace(self.termination_grace_period_seconds),
             address: None,
@@ -193,11 +204,13 @@ mod tests {
     const MANIFEST: &str = "
 apiVersion: v1
 kind: Pod
-metadata: {name: web}
+metadata: {name: web, labels: {rank: \"1\"}}
 spec:
   restartPolicy: Never
   initContainers: [{name: fetch}]
-  containers: [{name: app}]
+  containers:
+    - name: app
+      env: [{name: RANK, valueFrom: {fieldRef: {fieldPath: \"metadata.labels['rank']\"}}}]
 ";
 
     fn pod(name: &str) -> PodIdentity {
@@ -222,6 +235,8 @@ spec:
         assert_eq!(spec.uid, "hash".into());
         let names: Vec<_> = spec.container_names().collect();
         assert_eq!(names, ["fetch", "app"]);
+        let rank = &spec.containers[1].variables["RANK"];
+        assert_eq!(spec.fields.value(rank), "1");
         assert!(pods.find(&pod("app-node-1")).is_none());
         assert!(pods.find(&pod("web-node-2")).is_none());
     }

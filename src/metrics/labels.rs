@@ -58,6 +58,7 @@ pub(super) fn blocker(blocker: &ReplayBlocker) -> &'static str {
         ReplayBlocker::Resized(_) => "resized",
         ReplayBlocker::Cpus(_) => "cpus",
         ReplayBlocker::ImageChanged(_) => "image_changed",
+        ReplayBlocker::VariableChanged(..) => "variable_changed",
         ReplayBlocker::SpecChanged => "spec_changed",
         ReplayBlocker::HostsTouched => "etc_hosts",
         ReplayBlocker::SlowInits(_) => "slow_inits",

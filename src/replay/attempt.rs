@@ -1,5 +1,6 @@
 //! What the next attempt of a container is made from: the very configuration that the kubelet gave the runtime for the last one.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
@@ -37,6 +38,27 @@ pub fn has_image(
         Some((made, wanted)) if made != wanted => Err(ReplayBlocker::ImageChanged(name.clone())),
         _ => Ok(()),
     }
+}
+
+/// Whether the variables that hold labels and annotations of the pod would have the same values at a start by the kubelet,
+/// which goes by the pod as the API server told it, too.
+pub fn has_variables(
+    name: &ContainerName,
+    config: &ContainerConfig,
+    spec: &PodSpec,
+) -> Result<(), ReplayBlocker> {
+    let Some(container) = spec.container(name).filter(|it| !it.variables.is_empty()) else {
+        return Ok(());
+    };
+    let made = config.envs.iter().map(|it| (&*it.key, &*it.value));
+    let made: HashMap<&str, &[u8]> = made.collect();
+    for (variable, field) in &container.variables {
+        if made.get(&**variable) != Some(&spec.fields.value(field).as_bytes()) {
+            let variable = variable.clone();
+            return Err(ReplayBlocker::VariableChanged(name.clone(), variable));
+        }
+    }
+    Ok(())
 }
 
 /// The images that the container was made from, and by which names the kubelet would look for them again. It does so before

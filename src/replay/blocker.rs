@@ -15,6 +15,8 @@ use crate::text;
 
 /// Of more containers too many may not have been made when the hold ends.
 const MOST_CONTAINERS: usize = 32;
+/// A variable's name is anything of any length but for `=`.
+const LONGEST_VARIABLE: usize = 64;
 
 /// Why the kubelet starts the containers and not the plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,6 +59,8 @@ pub enum ReplayBlocker {
     Cpus(ContainerName),
     /// The pod's spec has another image for this container by now, or its name has become another image's.
     ImageChanged(ContainerName),
+    /// This variable of this container would have another value by now.
+    VariableChanged(ContainerName, String),
     /// The pod's spec was written while its back-off was waited for.
     SpecChanged,
     /// Somebody has written to the pod's `/etc/hosts`, which the kubelet writes anew before it makes a container.
@@ -104,6 +108,11 @@ impl fmt::Display for ReplayBlocker {
                 "{name} has {resource}, whose device plugin may want to be asked (see --replay-devices)"
             ),
             Self::ImageChanged(name) => write!(f, "{name} has another image by now"),
+            Self::VariableChanged(name, variable) => {
+                let variable = text::cut(variable, LONGEST_VARIABLE);
+                let variable = text::printable(&variable);
+                write!(f, "{name} has another value of {variable} by now")
+            }
             Self::SpecChanged => f.write_str("the pod was changed during its back-off"),
             Self::HostsTouched => write!(f, "a container has written to /etc/hosts"),
             Self::SlowInits(took) => {

@@ -8,7 +8,8 @@ mod requests;
 mod tests;
 
 pub use attempt::{
-    Attempt, Room, complete, has_image, have_their_cpus, images, inits_are_quick, log_link,
+    Attempt, Room, complete, has_image, has_variables, have_their_cpus, images, inits_are_quick,
+    log_link,
 };
 pub use blocker::{Devices, ReplayBlocker, blocker};
 pub(crate) use blocker::{blockers_of, many};

@@ -69,6 +69,58 @@ fn a_container_whose_image_has_changed_since_is_the_kubelets() {
 }
 
 #[test]
+fn a_container_whose_variables_would_be_others_is_the_kubelets() {
+    let field = |path: &str| json!({"fieldRef": {"fieldPath": path}});
+    let env = json!([
+        {"name": "RANK", "valueFrom": field("metadata.labels['rank']")},
+        {"name": "JOB", "valueFrom": field("metadata.annotations['example.com/job']")},
+        {"name": "POD", "valueFrom": field("metadata.name")},
+    ]);
+    let spec = |labels: Value, annotations: Value| {
+        let pod = json!({
+            "metadata": {"name": "p", "namespace": "n", "uid": "u", "labels": labels, "annotations": annotations},
+            "spec": {"containers": [{"name": "app", "env": env}, {"name": "other"}]},
+        });
+        PodSpec::from_pod(&serde_json::from_value(pod).unwrap(), "n").unwrap()
+    };
+    let made = |envs: Value| ContainerConfig {
+        envs: serde_json::from_value(envs).unwrap(),
+        ..sample()
+    };
+    let before = made(json!([
+        {"key": "JOB", "value": "a"}, {"key": "POD", "value": "p"}, {"key": "RANK", "value": ""},
+    ]));
+    let app = "app".into();
+    let changed = |variable: &str| {
+        let variable = variable.to_owned();
+        Err(ReplayBlocker::VariableChanged("app".into(), variable))
+    };
+    let job = |value: &str| json!({"example.com/job": value, "unrelated": value});
+    let same = spec(json!(null), job("a"));
+    assert_eq!(has_variables(&app, &before, &same), Ok(()));
+    // What is not there is empty.
+    let same = spec(json!({"rank": ""}), job("a"));
+    assert_eq!(has_variables(&app, &before, &same), Ok(()));
+    let other = spec(json!({"rank": "1"}), job("a"));
+    assert_eq!(has_variables(&app, &before, &other), changed("RANK"));
+    let other = spec(json!(null), job("b"));
+    assert_eq!(has_variables(&app, &before, &other), changed("JOB"));
+    assert_eq!(has_variables(&"other".into(), &before, &other), Ok(()));
+    assert_eq!(has_variables(&"ephemeral".into(), &before, &other), Ok(()));
+    assert_eq!(has_variables(&app, &made(json!([])), &same), changed("JOB"));
+}
+
+#[test]
+fn a_variable_is_named_so_that_it_can_be_read() {
+    let said = |variable: &str| {
+        ReplayBlocker::VariableChanged("app".into(), variable.to_owned()).to_string()
+    };
+    assert_eq!(said("RANK"), "app has another value of RANK by now");
+    assert_eq!(said("a\nb"), "app has another value of a\\nb by now");
+    assert!(said(&"x".repeat(1 << 20)).len() < 100);
+}
+
+#[test]
 fn a_pod_has_room_for_configurations_of_a_mebibyte() {
     let mut large = sample();
     large.args = vec!["x".repeat(MOST_BYTES / 3)];

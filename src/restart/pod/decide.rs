@@ -172,8 +172,7 @@ impl Pod {
     fn blocker(&self, plan: &Plan) -> Option<ReplayBlocker> {
         let concerned = |it: &&Member| plan.is_whole_pod() || it.name == plan.trigger.name;
         let members: Vec<&Member> = plan.members.iter().filter(concerned).collect();
-        let asked = self.policy.as_ref().and_then(|it| it.options().start);
-        let start = self.shared.start.asked(asked);
+        let start = self.start();
         let at_once = start_at_once(members.iter().copied());
         if !self.shared.tells_all && start != Start::Kubelet {
             Some(ReplayBlocker::Untold)

@@ -10,7 +10,7 @@ use crate::ids::{ContainerId, ContainerName, Exit, ExitCode};
 use crate::kube::PodSpec;
 use crate::node::{Instance, InstanceState, Maker};
 use crate::plan::{Generation, Member, Plan, Seen, Trigger};
-use crate::policy::Action;
+use crate::policy::{Action, Start};
 use crate::restart::machine::Machine;
 use crate::times::RELIST_INTERVAL;
 
@@ -33,6 +33,12 @@ impl Pod {
     /// What the pod's containers are to be, if it has been told.
     pub(crate) fn spec(&self) -> Option<Arc<PodSpec>> {
         self.spec.clone()
+    }
+
+    /// Who is to start its containers again.
+    pub(crate) fn start(&self) -> Start {
+        let asked = self.policy.as_ref().and_then(|it| it.options().start);
+        self.shared.start.asked(asked)
     }
 
     /// When it is to be told that time has passed.

@@ -84,6 +84,16 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
             "with_variables_of_others_is_the_kubelets",
             variables,
         ),
+        under(
+            &[Never, Always],
+            "with_variables_of_its_own_is_replayed",
+            own_variables,
+        ),
+        under(
+            &[Never, Always],
+            "whose_variables_would_be_others_by_now_is_the_kubelets",
+            changed_variables,
+        ),
     ]
     .concat();
     scenarios.extend(scenarios![Shared:
@@ -377,6 +387,54 @@ async fn with_variable(stage: &Stage, shape: Shape, start: &str) -> Result<Arc<L
     let objects = stage.node.config_maps();
     objects
         .patch(&name, &PatchParams::default(), &patch)
+        .await?;
+    Ok(pod)
+}
+
+async fn own_variables(stage: Stage, shape: Shape) -> Result<()> {
+    let pod = with_own_variables(&stage, shape, json!({"example.com/other": "new"})).await?;
+    let before = Before::of(&pod).await?;
+    has_replayed(&stage, &pod, 42).await?;
+    let notes = pod.notes_since(&before)?;
+    ensure!(notes == ["old,,"], "{notes:?}");
+    Ok(())
+}
+
+async fn changed_variables(stage: Stage, shape: Shape) -> Result<()> {
+    let pod = with_own_variables(&stage, shape, json!({"example.com/word": "new"})).await?;
+    let before = Before::of(&pod).await?;
+    pod.restarts_all("trainer", 42).await?;
+    pod.restart_ended("no replay: trainer has another value of WORD by now")?;
+    let notes = pod.notes_since(&before)?;
+    ensure!(notes == ["new,,"], "{notes:?}");
+    Ok(())
+}
+
+/// A pod with variables from its annotations and labels, of which these have changed since.
+async fn with_own_variables(
+    stage: &Stage,
+    shape: Shape,
+    annotations: Value,
+) -> Result<Arc<LivePod>> {
+    let variable = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
+    let env = json!([
+        variable("WORD", "metadata.annotations['example.com/word']"),
+        variable("NONE", "metadata.annotations['example.com/none']"),
+        variable("RANK", "metadata.labels['example.com/rank']"),
+    ]);
+    let shape = shape
+        .annotation("example.com/word", "old")
+        .annotation("example.com/other", "old")
+        .regular("trainer")
+        .field("env", env)
+        .at_first("say \"note $WORD,$NONE,$RANK\"")
+        .regular("logger");
+    let pod = stage
+        .running(replayed(shape.restarts_all("trainer", 42)))
+        .await?;
+    let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
+    let pods = stage.node.pods();
+    pods.patch(&pod.name, &PatchParams::default(), &patch)
         .await?;
     Ok(pod)
 }
