@@ -18,6 +18,7 @@ mod disks;
 mod endings;
 mod ephemeral;
 mod gates;
+mod groups;
 mod hard_reset;
 mod hooks;
 mod inits;
@@ -103,6 +104,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         hooks::scenarios(),
         many_containers::scenarios(),
         jobs::scenarios(),
+        groups::scenarios(),
         hard_reset::scenarios(),
         trouble::scenarios(),
         late::scenarios(),

@@ -15,7 +15,7 @@ use super::{HOOKS_GIVE_UP, under};
 use crate::plugin::Phase;
 use crate::pod::LivePod;
 use crate::recorder::Snapshot;
-use crate::restarted::Before;
+use crate::restarted::{Before, TWO_RELISTS};
 use crate::scenario::{Company, Scenario, Skipped, scenarios, telling_nodes_apart};
 use crate::shape::{RestartPolicy, Shape};
 use crate::stage::Stage;
@@ -436,6 +436,8 @@ async fn with_own_variables(
     let pods = stage.node.pods();
     pods.patch(&pod.name, &PatchParams::default(), &patch)
         .await?;
+    // A sync that waits for a relist goes by the pod as it was before (`podWorkerLoop`, `pod_workers.go`).
+    sleep(TWO_RELISTS).await;
     Ok(pod)
 }
 
