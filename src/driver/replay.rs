@@ -99,7 +99,7 @@ impl Driver {
     ) -> Result<Replay, ReplayBlocker> {
         let cri = &self.tools.cri;
         let failed = |error: CriError| ReplayBlocker::Failed(error.to_string());
-        let olds = plan.members.iter().filter_map(|it| it.old.as_ref());
+        let olds = plan.replayed().iter().filter_map(|it| it.old.as_ref());
         let room = Room::default();
         let containers = try_join_all(olds.map(async |old| {
             let _turn = self.bounds.to_make().await;

@@ -16,6 +16,7 @@ pub(super) fn trigger(trigger: &Trigger) -> &'static str {
 pub(super) fn way(plan: &Plan) -> &'static str {
     match (&plan.starter, plan.way) {
         (Starter::Plugin, _) => "replay",
+        (Starter::Both { .. }, _) => "replay_and_policy",
         (Starter::Kubelet(_), Way::Kept) => "policy",
         (Starter::Kubelet(_), Way::Shielded) => "placeholders",
         (Starter::Kubelet(_), Way::Cleared) => "cleared",

@@ -49,6 +49,13 @@ pub enum Way {
 pub enum Starter {
     /// The plugin, by replay while all exits are held; if that fails, the kubelet in the plan's [`Way`].
     Plugin,
+    /// The plugin, as far as one container that the kubelet is to start, with those after it.
+    Both {
+        /// That container.
+        from: ContainerName,
+        /// Why it is the kubelet's.
+        why: String,
+    },
     /// The kubelet, for this reason.
     Kubelet(String),
 }
@@ -228,18 +235,41 @@ impl Plan {
     pub(crate) fn how(&self) -> &'static str {
         match (&self.starter, self.way) {
             (Starter::Plugin, _) => "by replay",
+            (Starter::Both { .. }, _) => "first by replay, then by the pod's restart policy",
             (Starter::Kubelet(_), Way::Kept) => "by the pod's restart policy",
             (Starter::Kubelet(_), Way::Shielded) => "behind placeholders",
             (Starter::Kubelet(_), Way::Cleared) => "from the first init container",
         }
     }
 
-    /// Why that is not by replay.
+    /// Why that is not by replay, or not all of it.
     pub(crate) fn no_replay(&self) -> Option<&str> {
         match &self.starter {
             Starter::Plugin => None,
-            Starter::Kubelet(why) => Some(why),
+            Starter::Both { why, .. } | Starter::Kubelet(why) => Some(why),
         }
+    }
+
+    /// A replay as far as that container, which is the kubelet's to start for that reason, as are the regular ones after one
+    /// that is. `None`: nothing comes before it, or the kubelet must find nothing of the pod.
+    pub(crate) fn replayed_until(&self, name: &ContainerName, why: &str) -> Option<Starter> {
+        let mut members = self.members.iter();
+        let kubelets = |it: &Member| it.name == *name || it.kind == ContainerKind::Regular;
+        let from = members.position(kubelets)?;
+        let any = from > 0 && self.way == Way::Kept && self.member(name).is_some();
+        any.then(|| Starter::Both {
+            from: self.members[from].name.clone(),
+            why: why.to_owned(),
+        })
+    }
+
+    /// The containers that a replay starts, in start order.
+    pub(crate) fn replayed(&self) -> &[Member] {
+        let end = match &self.starter {
+            Starter::Both { from, .. } => self.members.iter().position(|it| it.name == *from),
+            Starter::Plugin | Starter::Kubelet(_) => None,
+        };
+        &self.members[..end.unwrap_or(self.members.len())]
     }
 
     pub(crate) fn generation(&self) -> Generation {
@@ -480,6 +510,30 @@ pub(crate) mod tests {
             let plan = draft(Some(RestartPolicy::Always), shape, trigger, 42).settled();
             assert_eq!(plan.way, Way::Kept);
             assert_eq!(shields(&plan), [("i", 0), ("s", 0), ("a", 0)]);
+        }
+    }
+
+    #[test]
+    fn what_comes_before_a_container_that_is_the_kubelets_can_be_replayed() {
+        let shape: Shape<'_> = &[
+            ("i", Init, DONE),
+            ("s", Sidecar, RUNS),
+            ("a", Regular, RUNS),
+            ("b", Regular, RUNS),
+        ];
+        let until = |policy, name: &str| {
+            let mut plan = draft(Some(policy), shape, "a", 42).settled();
+            plan.starter = plan.replayed_until(&name.into(), "it is")?;
+            let replayed = plan.replayed().iter().map(|it| it.name.to_string());
+            Some(replayed.collect::<Vec<_>>().join(" "))
+        };
+        for (name, replayed) in [("s", "i"), ("a", "i s"), ("b", "i s")] {
+            let policy = RestartPolicy::Always;
+            assert_eq!(until(policy, name).as_deref(), Some(replayed), "{name}");
+            assert_eq!(until(RestartPolicy::Never, name), None);
+        }
+        for none in ["i", "another"] {
+            assert_eq!(until(RestartPolicy::Always, none), None, "{none}");
         }
     }
 

@@ -127,6 +127,16 @@ impl fmt::Display for ReplayBlocker {
     }
 }
 
+impl ReplayBlocker {
+    /// The container that the kubelet is to start for that. Those before it may be replayed all the same.
+    pub(crate) fn container(&self) -> Option<&ContainerName> {
+        match self {
+            Self::PostStart(name) | Self::Duty(name, _) | Self::Device(name, _) => Some(name),
+            _ => None,
+        }
+    }
+}
+
 /// What is in the way of a replay, as far as that can be said without asking the runtime.
 #[must_use]
 pub fn blocker(
@@ -145,10 +155,6 @@ pub fn blocker(
         return Some(many);
     }
     let in_order = !start_at_once(members.iter().copied());
-    let duty = |member: &Member| {
-        let container = spec.container(&member.name)?;
-        blockers_of(container, start, devices).next()
-    };
     // A pod that was still initialising is replayed as far as there are containers.
     let there = |member: &&Member| member.old.is_some();
     let mut regulars = members
@@ -158,7 +164,7 @@ pub fn blocker(
         Some(last) if !regulars.any(there) => &members[..=last],
         _ => members,
     };
-    members.iter().find_map(|member| match &member.old {
+    let obstacle = members.iter().find_map(|member| match &member.old {
         Some(_) if in_order && member.had_completed() && member.kind == ContainerKind::Regular => {
             Some(ReplayBlocker::Completed(member.name.clone()))
         }
@@ -166,7 +172,14 @@ pub fn blocker(
         Some(old) if member.unhooked && old.exit.is_none() => {
             Some(ReplayBlocker::NotHeld(member.name.clone()))
         }
-        Some(_) => duty(member),
+        Some(_) => None,
+    });
+    // Those alone leave something to replay.
+    obstacle.or_else(|| {
+        members.iter().find_map(|member| {
+            let container = spec.container(&member.name)?;
+            blockers_of(container, start, devices).next()
+        })
     })
 }
 

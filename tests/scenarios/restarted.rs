@@ -536,7 +536,7 @@ impl LivePod {
     /// `lastState` and `logs --previous` of the trigger, wherever its old container stays; of every container, and what
     /// started it, after a replay.
     async fn exits_are_kept(&self, before: &Before, trigger: &str, code: i32) -> Result<()> {
-        if self.restart_ended("by replay").is_ok() {
+        if self.restart_ended("again, by replay").is_ok() {
             for container in before.restarting(self).map(|it| it.name) {
                 // What there was no attempt of, the kubelet makes.
                 if before.seen_id(container).is_some() {

@@ -8,7 +8,7 @@ use super::progress::{NewState, OldState, Progress};
 use super::terms::{Effect, Outcome, Phase};
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::ContainerKind;
-use crate::plan::{Starter, Way};
+use crate::plan::{Member, Starter, Way};
 use crate::times::{
     BURST_LIMIT, FALLBACK_TIME, IN_FLIGHT_LIMIT, REST_OF_HOLD, UP_LIMIT, time_of_recording,
 };
@@ -47,8 +47,8 @@ pub(super) struct Replay {
 }
 
 impl Machine {
-    pub(super) fn replays(&self) -> bool {
-        self.plan.starter == Starter::Plugin
+    pub(crate) fn replays(&self) -> bool {
+        !matches!(self.plan.starter, Starter::Kubelet(_))
     }
 
     /// Whether that is to be over before the exits are released. Behind shields a back-off can be waited for.
@@ -84,7 +84,7 @@ impl Machine {
     /// Another process has begun it. What is yet to be made was to be made from what that process knew; what has been made is
     /// started.
     pub(super) fn resume_replay(&mut self, why: &str, elapsed: Duration, now: Instant) {
-        let members = self.plan.members.iter();
+        let members = self.plan.replayed().iter();
         self.replay.asked = members.map(|it| it.name.clone()).collect();
         // Which hooks have run nobody knows.
         let hooks = self.replayed().any(|it| it.member.post_start);
@@ -213,8 +213,8 @@ impl Machine {
         false
     }
 
-    /// All that was there runs again. In a pod that was still initialising the kubelet goes on with the rest. Returns whether
-    /// it does.
+    /// All that was there runs again, or all that was to be replayed. The kubelet goes on with the rest, as in a pod that was
+    /// still initialising. Returns whether it does.
     fn leave_replay(&mut self, now: Instant) -> bool {
         let whole = self.replayed().count() == self.progress.len();
         if whole {
@@ -224,13 +224,19 @@ impl Machine {
             self.enter(Phase::Up, now);
             self.release_all();
             self.effects.push(Effect::Release(inits));
+            self.remove_olds(|it, of| it.is_cleared_away(of) && !it.is_replayed(&of.member));
         }
         !whole
     }
 
     /// Those of which there was an attempt to make another one like.
-    fn replayed(&self) -> impl Iterator<Item = &Progress> {
-        self.progress.iter().filter(|it| it.member.old.is_some())
+    fn replayed(&self) -> impl DoubleEndedIterator<Item = &Progress> {
+        let progress = self.progress.iter().take(self.plan.replayed().len());
+        progress.filter(|it| it.member.old.is_some())
+    }
+
+    fn is_replayed(&self, member: &Member) -> bool {
+        self.plan.replayed().iter().any(|it| it.name == member.name)
     }
 
     /// The exits are seen before it is over.
@@ -354,7 +360,8 @@ impl Machine {
     /// Whether a new attempt of the last init container runs, which the kubelet takes for the pod's state, or has run while
     /// the guard was being shielded.
     fn waits_for_init(&self) -> bool {
-        let last = self.inits().next_back();
+        let mut inits = self.replayed().filter(|it| it.is(ContainerKind::Init));
+        let last = inits.next_back();
         last.is_some_and(|it| match it.new {
             NewState::Running(_) => true,
             NewState::Ended(..) => {

@@ -87,6 +87,31 @@ fn what_follows_a_sidecar_waits_for_its_post_start_hook() {
     assert_eq!(world.finished, Some(Outcome::Completed));
 }
 
+#[test]
+fn what_the_kubelet_is_to_start_comes_after_what_is_replayed() {
+    let mut plan = draft(Some(RestartPolicy::Always), FULL, "a", 42).settled();
+    plan.starter = plan.replayed_until(&"s".into(), "s is probed").unwrap();
+    let mut world = World::begin(plan);
+    reach_replay(&mut world);
+    world.settle();
+    assert_eq!(turns(&world), [vec!["i"]]);
+    assert!(world.released.is_empty());
+    world.end("i", 0);
+    world.settle();
+    assert_eq!(world.machine.phase(), Phase::Up);
+    let seen = ["a-0", "b-0", "i-0", "i-1", "s-0"].map(ContainerId::from);
+    assert_eq!(world.released, seen.into());
+    let removed = |id: &str| world.log.contains(&Effect::Remove(id.into()));
+    assert!(removed("s-0") && !removed("i-0") && !removed("a-0"));
+    assert_eq!(world.admit_create("a"), Verdict::OutOfOrder);
+    for name in ["s", "a", "b"] {
+        assert_eq!(world.admit_create(name), Verdict::Admit, "{name}");
+        world.handle(Event::Started(name.into(), format!("{name}-1").into()));
+    }
+    assert_eq!(world.finished, Some(Outcome::Completed));
+    assert_eq!(turns(&world), [vec!["i"]]);
+}
+
 /// The name of what the kubelet was let create is not to be had any more.
 #[test]
 fn what_the_kubelet_was_let_create_after_a_back_off_is_left_to_it() {

@@ -142,15 +142,23 @@ impl Pod {
         let held = self.holds.get(&trigger.container).copied();
         self.course = Some(Course::new(held.unwrap_or(now.at)));
         let wait = self.note_begin(trigger, action, now);
-        let mut plan = Plan {
+        let plan = Plan {
             back_off_ms: millis(wait),
             ..self.draft(trigger.clone(), action, now)
         };
-        if let Some(blocker) = self.blocker(&plan) {
-            plan.starter = Starter::Kubelet(blocker.to_string());
-            self.say(Saying::NotReplayed(blocker));
+        let blocker = self.blocker(&plan);
+        let mut plan = self.settle(plan);
+        if let Some(blocker) = blocker {
+            let why = blocker.to_string();
+            let first = blocker.container();
+            plan.starter = match first.and_then(|first| plan.replayed_until(first, &why)) {
+                Some(both) => both,
+                None => {
+                    self.say(Saying::NotReplayed(blocker));
+                    Starter::Kubelet(why)
+                }
+            };
         }
-        let plan = self.settle(plan);
         self.say(Saying::Restarting(Box::new(plan.clone())));
         self.carry_out(plan, now);
     }

@@ -41,6 +41,7 @@ const MUST_BE_REACHED: &[&str] = &[
     "by replay, Cleared",
     "by replay, Kept",
     "by replay, Shielded",
+    "by both, Kept",
     "by the kubelet, Cleared",
     "by the kubelet, Kept",
     "by the kubelet, Shielded",

@@ -534,6 +534,7 @@ impl World {
         }
         let starter = match plan.starter {
             Starter::Plugin => "by replay",
+            Starter::Both { .. } => "by both",
             Starter::Kubelet(_) => "by the kubelet",
         };
         self.reach(format!("{starter}, {:?}", plan.way));

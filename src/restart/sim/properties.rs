@@ -9,7 +9,7 @@ use super::runtime::Is;
 use super::{BEGIN, Ms, STANDSTILL, World};
 use crate::ids::{ContainerName, ExitCode};
 use crate::kube::{ContainerKind, RestartPolicy};
-use crate::plan::{Member, Old, Plan, Starter, Way};
+use crate::plan::{Member, Old, Plan, Way};
 use crate::policy::Request;
 use crate::restart::machine::{Effect, Machine, Phase};
 
@@ -117,7 +117,7 @@ impl World {
         };
         let replays = self
             .machine()
-            .is_some_and(|it| it.plan().starter == Starter::Plugin && plan.back_off_ms == 0);
+            .is_some_and(|it| it.replays() && plan.back_off_ms == 0);
         let all = plan.members.iter().all(is_shielded);
         self.over.is_some() || replays || plan.way == Way::Kept || all
     }

@@ -1,5 +1,7 @@
 //! Probes and hooks that the kubelet runs, around a restart (KEP-5532, "Probes" and "Restart Phases").
 
+use std::sync::Arc;
+
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
@@ -9,7 +11,7 @@ use crate::pod::LivePod;
 use crate::recorder::Snapshot;
 use crate::restarted::Before;
 use crate::scenario::{Scenario, scenarios};
-use crate::shape::RestartPolicy::{Always, Never};
+use crate::shape::RestartPolicy::{Always, Never, OnFailure};
 use crate::shape::{Shape, rule};
 use crate::stage::Stage;
 use crate::wait::{self, PATIENCE};
@@ -29,6 +31,16 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
             policies,
             "starts_after_the_startup_probe_of_its_sidecar",
             starts_after_the_startup_probe,
+        ),
+        under(
+            &[Always, OnFailure],
+            "is_replayed_as_far_as_a_sidecar_with_a_startup_probe",
+            is_replayed_as_far_as_a_sidecar,
+        ),
+        under(
+            &[Always, OnFailure],
+            "is_replayed_as_far_as_a_container_with_a_liveness_probe",
+            is_replayed_as_far_as_a_regular_one,
         ),
         under(
             policies,
@@ -128,7 +140,11 @@ async fn starts_after_the_startup_probe(stage: Stage, shape: Shape) -> Result<()
         .restarts_all("trainer", 42);
     let pod = stage.running(shape).await?;
     let before = pod.restarted("trainer", 42).await?;
-    let after = pod.evidence_since(&before)?;
+    waited_for_sidecar(&pod, &before)
+}
+
+fn waited_for_sidecar(pod: &LivePod, before: &Before) -> Result<()> {
+    let after = pod.evidence_since(before)?;
     let up = noted(&after, "proxy", "up").context("the sidecar never said that it is up")?;
     let began = after
         .iter()
@@ -138,6 +154,41 @@ async fn starts_after_the_startup_probe(stage: Stage, shape: Shape) -> Result<()
         "the regular container did not wait for the sidecar: {after:?}"
     );
     Ok(())
+}
+
+/// The kubelet goes on where it would probe what has not started yet.
+async fn is_replayed_as_far_as_a_sidecar(stage: Stage, shape: Shape) -> Result<()> {
+    let shape = shape.init("fetch").init("check").sidecar("proxy");
+    let shape = shape.at_first(UP_AFTER_1S).field("startupProbe", up());
+    let pod = replayed_in_part(&stage, shape).await?;
+    let before = Before::of(&pod).await?;
+    pod.restarts_all("trainer", 42).await?;
+    was_replayed_in_part(&pod, "proxy has a startup probe")?;
+    waited_for_sidecar(&pod, &before)
+}
+
+async fn is_replayed_as_far_as_a_regular_one(stage: Stage, shape: Shape) -> Result<()> {
+    let shape = shape.init("fetch").sidecar("proxy").regular("server");
+    let alive = probe("true", json!({"failureThreshold": 1}));
+    let pod = replayed_in_part(&stage, shape.field("livenessProbe", alive)).await?;
+    pod.restarts_all("trainer", 42).await?;
+    was_replayed_in_part(&pod, "server has a liveness probe")
+}
+
+async fn replayed_in_part(stage: &Stage, shape: Shape) -> Result<Arc<LivePod>> {
+    let shape = shape.regular("trainer").regular("logger");
+    let shape = shape.restarts_all("trainer", 42).started_by("Auto");
+    stage.running(shape).await
+}
+
+fn was_replayed_in_part(pod: &LivePod, why: &str) -> Result<()> {
+    // There it must find nothing of the pod.
+    let how = if pod.node.is_initialised_by_exited() {
+        "again, from the first init container"
+    } else {
+        "again, first by replay, then by the pod's restart policy"
+    };
+    pod.restart_ended(&format!("{how} (no replay: {why})"))
 }
 
 async fn is_not_ready_before_its_probe_says_so(stage: Stage, shape: Shape) -> Result<()> {
