@@ -59,9 +59,12 @@ struct Written {
 struct WrittenMeta {
     name: String,
     namespace: Option<String>,
-    labels: Option<BTreeMap<String, String>>,
-    annotations: Option<BTreeMap<String, String>>,
+    labels: Option<WrittenMap>,
+    annotations: Option<WrittenMap>,
 }
+
+/// A value that is left out is an empty one to the kubelet.
+type WrittenMap = BTreeMap<String, Option<String>>;
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -122,7 +125,7 @@ impl StaticPods {
             }
             match read(&path) {
                 Ok(manifest) if self.is_of(&manifest, &pod.key) => {
-                    let spec = manifest.spec.of(&manifest.metadata, pod);
+                    let spec = manifest.spec.of(manifest.metadata, pod);
                     return Ok(Some(Manifest { path, spec }));
                 }
                 Ok(_) => {}
@@ -159,7 +162,7 @@ impl StaticPods {
 
 impl WrittenSpec {
     /// The pod's spec, as the API server would tell of it.
-    fn of(self, meta: &WrittenMeta, pod: &PodIdentity) -> PodSpec {
+    fn of(self, meta: WrittenMeta, pod: &PodIdentity) -> PodSpec {
         let inits = self.init_containers.into_iter().flatten();
         let inits = inits.map(ContainerSpec::before_regular);
         let containers: Vec<_> = inits.chain(self.containers).collect();
@@ -171,8 +174,8 @@ impl WrittenSpec {
             restart_policy: pod_spec::pod_policy(self.restart_policy.as_deref()),
             fields: Fields::of(
                 containers.iter().map(|it| &it.variables),
-                meta.labels.as_ref(),
-                meta.annotations.as_ref(),
+                whole(meta.labels).as_ref(),
+                whole(meta.annotations).as_ref(),
             ),
             containers,
             ending: false,
@@ -186,6 +189,11 @@ impl WrittenSpec {
             request: None,
         }
     }
+}
+
+fn whole(map: Option<WrittenMap>) -> Option<BTreeMap<String, String>> {
+    let values = |(key, value): (String, Option<String>)| (key, value.unwrap_or_default());
+    Some(map?.into_iter().map(values).collect())
 }
 
 fn read(path: &Path) -> Result<Written, ReadError> {
@@ -204,7 +212,7 @@ mod tests {
     const MANIFEST: &str = "
 apiVersion: v1
 kind: Pod
-metadata: {name: web, labels: {rank: \"1\"}}
+metadata: {name: web, labels: {empty: , rank: \"1\"}}
 spec:
   restartPolicy: Never
   initContainers: [{name: fetch}]

@@ -409,6 +409,28 @@ fn every_blocker_is_seen_and_some_can_be_overruled() {
 }
 
 #[test]
+fn what_leaves_nothing_to_replay_goes_before_a_container_that_is_the_kubelets() {
+    let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": {
+        "initContainers": [{"name": "first"}],
+        "containers": [{"name": "app", "livenessProbe": {"exec": {"command": ["true"]}}}, {"name": "last"}],
+    }});
+    let pod = PodSpec::from_pod(&serde_json::from_value(pod).unwrap(), "n").unwrap();
+    let first = member("first", ContainerKind::Init);
+    let app = member("app", ContainerKind::Regular);
+    let last = member("last", ContainerKind::Regular);
+    let why = |last: &Member| blocker(Start::Auto, Some(&pod), &[&first, &app, last], &[]);
+    let kubelets = why(&last).unwrap();
+    assert_eq!(kubelets.container(), Some(&"app".into()));
+    let unhooked = Member {
+        unhooked: true,
+        ..last
+    };
+    let nothing = why(&unhooked).unwrap();
+    assert_eq!(nothing, ReplayBlocker::NotHeld("last".into()));
+    assert_eq!(nothing.container(), None);
+}
+
+#[test]
 fn a_pod_that_was_still_initialising_is_replayed_as_far_as_there_are_containers() {
     let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": {"containers": [{"name": "app"}]}});
     let pod = PodSpec::from_pod(&serde_json::from_value(pod).unwrap(), "n").unwrap();

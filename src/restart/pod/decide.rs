@@ -151,12 +151,11 @@ impl Pod {
         if let Some(blocker) = blocker {
             let why = blocker.to_string();
             let first = blocker.container();
-            plan.starter = match first.and_then(|first| plan.replayed_until(first, &why)) {
-                Some(both) => both,
-                None => {
-                    self.say(Saying::NotReplayed(blocker));
-                    Starter::Kubelet(why)
-                }
+            plan.starter = if let Some(both) = first.and_then(|it| plan.replayed_until(it, &why)) {
+                both
+            } else {
+                self.say(Saying::NotReplayed(blocker));
+                Starter::Kubelet(why)
             };
         }
         self.say(Saying::Restarting(Box::new(plan.clone())));

@@ -1,4 +1,4 @@
-//! Groups of pods that restart together, as JobSet's in-place restart has them do: whichever container fails, its pod restarts;
+//! Groups of pods that restart together, as `JobSet`'s in-place restart has them do: whichever container fails, its pod restarts;
 //! the agent in that pod then begins an attempt of the group, and the agents in the others exit, so that those restart as well.
 //! The agents' part in the API is played here.
 
@@ -31,7 +31,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
     ]
 }
 
-/// JobSet's rule, and the agent's variable.
+/// `JobSet`'s rule, and the agent's variable.
 fn of_group(shape: Shape) -> Shape {
     let rules = json!([rule("RestartAllContainers", "NotIn", &[0])]);
     shape
