@@ -9,6 +9,7 @@ use anyhow::{Result, ensure};
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
+use super::probes::probe;
 use crate::evidence::{self, Deed};
 use crate::pod::LivePod;
 use crate::restarted::Before;
@@ -100,7 +101,8 @@ async fn group_whose_agents_start_the_workers_is_replayed(stage: Stage) -> Resul
 }
 
 async fn group_whose_agents_are_sidecars_waits_for_all_of_them(stage: Stage) -> Result<()> {
-    let probe = json!({"exec": {"command": ["test", "-e", format!("/ev/{LIFTED}")]}, "periodSeconds": 1, "failureThreshold": 600});
+    let lifted = format!("test -e /ev/{LIFTED}");
+    let probe = probe(&lifted, json!({"failureThreshold": 600}));
     let shape = Shape::on_failure()
         .sidecar("agent")
         .field("env", variables())
