@@ -246,10 +246,12 @@ impl World {
         let unsaid = self.kubelet.stale && !completed && self.over.is_none() && !self.excused;
         self.demand(!unsaid, || "the kubelet says what it sees".into());
         let answered = self.past.answered.as_ref().map(Request::as_str);
-        // Nothing restarts a pod of which nothing is left.
+        // Nothing restarts a pod of which nothing is left, or nothing but sidecars runs yet.
         let mut containers = self.runtime.containers.values();
-        let lives = self.over.is_none() && containers.any(|it| it.is == Is::Running);
-        let heard = lives && self.plugin.is_some();
+        let lives = containers.any(|it| {
+            it.is == Is::Running && self.case.kind_of(&it.name) != ContainerKind::Sidecar
+        });
+        let heard = lives && self.over.is_none() && self.plugin.is_some();
         let unanswered = heard && self.request.is_some() && answered != self.request.as_deref();
         self.demand(!unanswered, || "what was asked for is answered".into());
         let requested = self.decisions.iter().filter_map(|plan| {
