@@ -18,6 +18,29 @@ pub struct BackOff {
     initial: Duration,
     longest: Duration,
     forgotten_after: Duration,
+    /// How short pods may make each of these for themselves; `None`: no shorter than they are.
+    floor: Option<Duration>,
+}
+
+/// What a pod asks for in place of its node's gaps; `None`: these.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Asked {
+    /// The gap after the first restart in a row; zero: none at all.
+    pub initial: Option<Duration>,
+    /// The longest gap.
+    pub longest: Option<Duration>,
+    /// How long it is to run for a new row.
+    pub forgotten_after: Option<Duration>,
+}
+
+impl Asked {
+    /// This, if its gaps do not shrink.
+    pub(crate) fn checked(self) -> Result<Self, BackOffError> {
+        if let (Some(initial), Some(longest)) = (self.initial, self.longest) {
+            BackOff::try_new(initial, longest, Duration::ZERO)?;
+        }
+        Ok(self)
+    }
 }
 
 /// The gaps would shrink.
@@ -45,7 +68,38 @@ impl BackOff {
             initial,
             longest,
             forgotten_after,
+            floor: None,
         })
+    }
+
+    /// The same, of which pods may make each as short as that for themselves; `None`: no shorter than it is.
+    #[must_use]
+    pub fn with_floor(self, floor: Option<Duration>) -> Self {
+        Self { floor, ..self }
+    }
+
+    /// The gaps of a pod that asks for `asked`. It may wait for as long as it likes, and less long down to the floor: how
+    /// often a node does this work for strangers is its operator's to say. A row forgotten early is a restart at once, so
+    /// that the floor holds for that as well.
+    #[must_use]
+    pub fn asked(self, asked: &Asked) -> Self {
+        let allowed = |ours: Duration, asked: Option<Duration>| {
+            let least = self.floor.map_or(ours, |floor| floor.min(ours));
+            asked.map_or(ours, |asked| asked.max(least))
+        };
+        let initial = allowed(self.initial, asked.initial);
+        let longest = allowed(self.longest, asked.longest);
+        // Where one is asked for and the other is not, the other gives way.
+        let (initial, longest) = match asked.initial {
+            Some(_) => (initial, longest.max(initial)),
+            None => (initial.min(longest), longest),
+        };
+        Self {
+            initial,
+            longest,
+            forgotten_after: allowed(self.forgotten_after, asked.forgotten_after),
+            ..self
+        }
     }
 
     /// The gap after that many restarts in a row.
@@ -158,7 +212,55 @@ mod tests {
         initial: Duration::from_secs(10),
         longest: Duration::from_mins(5),
         forgotten_after: Duration::from_mins(10),
+        floor: None,
     };
+
+    /// What becomes of the kubelet's gaps, in seconds, on a node with that floor, for a pod that asks for these.
+    fn asked(
+        floor: Option<u64>,
+        initial: Option<u64>,
+        longest: Option<u64>,
+        reset: Option<u64>,
+    ) -> [u64; 3] {
+        let [initial, longest, forgotten_after] =
+            [initial, longest, reset].map(|it| it.map(Duration::from_secs));
+        let asked = Asked {
+            initial,
+            longest,
+            forgotten_after,
+        };
+        let floor = floor.map(Duration::from_secs);
+        let it = KUBELETS.with_floor(floor).asked(&asked.checked().unwrap());
+        [it.initial, it.longest, it.forgotten_after].map(|it| it.as_secs())
+    }
+
+    #[test]
+    fn a_pod_may_wait_for_longer_and_less_long_only_where_the_node_lets_it() {
+        assert_eq!(asked(None, None, None, None), [10, 300, 600]);
+        assert_eq!(asked(None, Some(20), Some(900), Some(700)), [20, 900, 700]);
+        assert_eq!(asked(None, Some(1), Some(2), Some(3)), [10, 300, 600]);
+        assert_eq!(asked(Some(2), Some(1), Some(3), Some(0)), [2, 3, 2]);
+        assert_eq!(asked(Some(0), Some(0), Some(0), Some(0)), [0, 0, 0]);
+        // A floor above what the node itself has is no more than that.
+        assert_eq!(asked(Some(60), Some(1), Some(1), Some(1)), [10, 60, 60]);
+    }
+
+    #[test]
+    fn what_a_pod_does_not_ask_for_gives_way_to_what_it_asks_for() {
+        assert_eq!(asked(None, Some(400), None, None), [400, 400, 600]);
+        assert_eq!(asked(Some(0), None, Some(5), None), [5, 5, 600]);
+    }
+
+    #[test]
+    fn a_pod_cannot_ask_for_gaps_that_shrink() {
+        let [two, one] = [2, 1].map(|it| Some(Duration::from_secs(it)));
+        let shrinking = Asked {
+            initial: two,
+            longest: one,
+            forgotten_after: None,
+        };
+        assert!(shrinking.checked().is_err());
+    }
 
     #[test]
     fn gaps_double_from_ten_seconds_to_five_minutes_after_a_first_restart_at_once() {
@@ -218,9 +320,33 @@ mod tests {
         #[test]
         fn no_gap_is_longer_than_the_longest(restarts in any::<u32>(), initial in 0u64..1000) {
             let initial = Duration::from_secs(initial);
-            let back_off = BackOff { initial, longest: initial * 30, forgotten_after: initial };
+            let back_off = BackOff { initial, longest: initial * 30, forgotten_after: initial, floor: None };
             prop_assert!(back_off.gap(restarts) <= back_off.longest);
             prop_assert!(back_off.gap(restarts) <= back_off.gap(restarts.saturating_add(1)));
+        }
+
+        /// Nothing that it asks for lets a pod restart sooner after a restart than the node's own gaps, or its floor.
+        #[test]
+        fn no_pod_restarts_sooner_than_its_node_lets_it(
+            restarts in 1u32..40, ago in 0u64..2000, floor in proptest::option::of(0u64..1000),
+            initial in proptest::option::of(0u64..1000), more in proptest::option::of(0u64..100_000),
+            reset in proptest::option::of(0u64..100_000),
+        ) {
+            let seconds = |it: Option<u64>| it.map(Duration::from_secs);
+            let longest = more.map(|more| initial.unwrap_or(0) + more);
+            let asked = Asked { initial: seconds(initial), longest: seconds(longest), forgotten_after: seconds(reset) };
+            let node = KUBELETS.with_floor(seconds(floor));
+            let own = node.asked(&asked.checked().unwrap());
+            prop_assert!(own.initial <= own.longest);
+            let row = Row { restarts, over_at_up_ms: 0 };
+            let past = Past { pod: Some(row), ..Past::default() };
+            // How long after the last restart the next one begins.
+            let gap = |back_off: &BackOff| {
+                let ago = ago * 1000;
+                Duration::from_millis(ago) + past.wait(None, ago, back_off)
+            };
+            let least = floor.map_or(gap(&node), |floor| gap(&node).min(Duration::from_secs(floor)));
+            prop_assert!(gap(&own) >= least);
         }
     }
 }

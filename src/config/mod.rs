@@ -218,10 +218,11 @@ impl Config {
             declare_features: settings.declare_features.unwrap_or_default(),
             replay_devices: settings.replay_devices.unwrap_or_default(),
             back_off: BackOff::try_new(
-                seconds(settings.back_off, 10),
-                seconds(settings.back_off_max, 300),
-                seconds(settings.back_off_reset, 600),
-            )?,
+                seconds(settings.back_off.unwrap_or(10)),
+                seconds(settings.back_off_max.unwrap_or(300)),
+                seconds(settings.back_off_reset.unwrap_or(600)),
+            )?
+            .with_floor(settings.back_off_floor.map(seconds)),
             hard_reset: settings.hard_reset.unwrap_or_default().checked()?,
             log_format: settings.log_format.unwrap_or_default(),
             log_level: settings.log_level.unwrap_or_default(),
@@ -231,8 +232,8 @@ impl Config {
     }
 }
 
-fn seconds(given: Option<u32>, default: u32) -> Duration {
-    Duration::from_secs(given.unwrap_or(default).into())
+fn seconds(seconds: u32) -> Duration {
+    Duration::from_secs(seconds.into())
 }
 
 fn read(path: &Path) -> Result<Settings, ConfigError> {
@@ -307,6 +308,7 @@ start: Kubelet
 back-off: 1
 back-off-max: 2
 back-off-reset: 3
+back-off-floor: 1
 log-format: json
 log-level: debug
 ";
@@ -326,7 +328,7 @@ log-level: debug
         assert_eq!(config.static_pod_path, Path::new("/p"));
         let [one, two, three] = [1, 2, 3].map(Duration::from_secs);
         let back_off = BackOff::try_new(one, two, three).unwrap();
-        assert_eq!(config.back_off, back_off);
+        assert_eq!(config.back_off, back_off.with_floor(Some(one)));
         assert_eq!(
             (config.log_format, config.log_level),
             (LogFormat::Json, LogLevel::Debug)

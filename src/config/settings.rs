@@ -104,6 +104,10 @@ pub struct Settings {
     /// [default: 600]
     #[arg(long, value_name = "SECONDS", env = "REPRISE_BACK_OFF_RESET")]
     pub back_off_reset: Option<u32>,
+    /// How short pods may make each of these three for themselves, in seconds; longer they may make them anyway
+    /// [default: no shorter than they are]
+    #[arg(long, value_name = "SECONDS", env = "REPRISE_BACK_OFF_FLOOR")]
+    pub back_off_floor: Option<u32>,
     /// When pods are deleted that crash for ever: a mapping, which no flag has.
     #[arg(skip)]
     #[serde(rename = "hardReset")]
@@ -150,6 +154,7 @@ impl Settings {
             back_off: self.back_off.or(lower.back_off),
             back_off_max: self.back_off_max.or(lower.back_off_max),
             back_off_reset: self.back_off_reset.or(lower.back_off_reset),
+            back_off_floor: self.back_off_floor.or(lower.back_off_floor),
             hard_reset: self.hard_reset.or(lower.hard_reset),
             log_format: self.log_format.or(lower.log_format),
             log_level: self.log_level.or(lower.log_level),

@@ -5,6 +5,7 @@ use std::fmt;
 use super::failure::MAX_POLICY;
 use super::read::{MAX_BYTES, MAX_NAME};
 use super::rules::{MAX_RULES, MAX_SIGNALS, MAX_VALUES};
+use crate::back_off::BackOffError;
 use crate::text;
 use crate::yaml::YamlError;
 
@@ -200,6 +201,9 @@ pub enum Fault {
     /// KEP-5307 allows 255.
     #[error("exitCodes.values has {0} entries, at most {MAX_VALUES} are allowed")]
     TooManyValues(usize),
+    /// Its gaps would shrink.
+    #[error("backOff: {0}")]
+    BackOff(BackOffError),
     /// Not what the API server takes.
     #[error("exitCodes.values has {0}, allowed are whole numbers of 32 bits")]
     NoExitCode(String),

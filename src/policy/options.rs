@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::OPTIONS_KEY;
 use super::error::{Fault, Place, PolicyError, Problems, short};
 use super::read::{self, Nodes, Text, Unread, Word};
+use crate::back_off::Asked;
 
 /// How a pod wants its restarts done.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,6 +21,8 @@ pub struct Options {
     pub grace_period: Option<Duration>,
     /// What becomes of regular containers that had ended for good before the restart.
     pub completed_containers: CompletedContainers,
+    /// How long it waits between restarts in a row, as far as its node lets it (see [`crate::back_off::BackOff::asked`]).
+    pub back_off: Asked,
 }
 
 impl Default for Options {
@@ -28,12 +31,15 @@ impl Default for Options {
             start: None,
             grace_period: None,
             completed_containers: CompletedContainers::Restart,
+            back_off: Asked::default(),
         }
     }
 }
 
 /// A day: whoever asks for more has mistaken the unit.
-pub const LONGEST_GRACE: Duration = Duration::from_hours(24);
+pub const LONGEST_GRACE: Duration = LONGEST;
+/// The same of whatever is in seconds. The admission policies have the number as well (`hack/chart.sh check` compares).
+const LONGEST: Duration = Duration::from_hours(24);
 
 /// Who starts the containers again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Deserialize)]
@@ -124,7 +130,12 @@ fn read_options(
     nodes: &mut Nodes,
     problems: &mut Problems,
 ) -> Options {
-    const FIELDS: &[&str] = &["start", "gracePeriodSeconds", "completedContainers"];
+    const FIELDS: &[&str] = &[
+        "start",
+        "gracePeriodSeconds",
+        "completedContainers",
+        "backOff",
+    ];
     let mut options = Options::default();
     let mut note = |fault| problems.note(place, fault);
     let value = text.document(nodes);
@@ -139,10 +150,14 @@ fn read_options(
         let read = match name.as_str() {
             "start" => read::word("start", value).map(|start| options.start = Some(start)),
             "gracePeriodSeconds" => {
-                seconds(value).map(|period| options.grace_period = Some(period))
+                seconds("gracePeriodSeconds", value).map(|it| options.grace_period = Some(it))
             }
             "completedContainers" => read::word("completedContainers", value)
                 .map(|what| options.completed_containers = what),
+            "backOff" => {
+                options.back_off = back_off(value, &mut note);
+                Ok(())
+            }
             _ => Err(Fault::UnknownField {
                 name: short(name),
                 allowed: FIELDS,
@@ -153,13 +168,46 @@ fn read_options(
     options
 }
 
-fn seconds(value: &Value) -> Result<Duration, Fault> {
+/// What is wrong is noted, and not asked for.
+fn back_off(value: &Value, note: &mut impl FnMut(Fault)) -> Asked {
+    const FIELDS: &[&str] = &["firstSeconds", "maxSeconds", "resetSeconds"];
+    let mut asked = Asked::default();
+    let fields = match read::mapping_ref("backOff", value) {
+        Ok(fields) => fields,
+        Err(fault) => {
+            note(fault);
+            return asked;
+        }
+    };
+    for (name, value) in fields {
+        let read = match name.as_str() {
+            "firstSeconds" => {
+                seconds("backOff.firstSeconds", value).map(|it| asked.initial = Some(it))
+            }
+            "maxSeconds" => seconds("backOff.maxSeconds", value).map(|it| asked.longest = Some(it)),
+            "resetSeconds" => {
+                seconds("backOff.resetSeconds", value).map(|it| asked.forgotten_after = Some(it))
+            }
+            _ => Err(Fault::UnknownField {
+                name: short(name),
+                allowed: FIELDS,
+            }),
+        };
+        read.unwrap_or_else(&mut *note);
+    }
+    asked.checked().unwrap_or_else(|error| {
+        note(Fault::BackOff(error));
+        Asked::default()
+    })
+}
+
+fn seconds(what: &'static str, value: &Value) -> Result<Duration, Fault> {
     value
         .as_u64()
         .map(Duration::from_secs)
-        .filter(|period| *period <= LONGEST_GRACE)
+        .filter(|seconds| *seconds <= LONGEST)
         .ok_or_else(|| Fault::WrongKind {
-            what: "gracePeriodSeconds",
+            what,
             found: read::kind(value),
             expected: "a whole number from 0 to 86400",
         })
@@ -181,11 +229,18 @@ mod tests {
 
     #[test]
     fn every_field_is_read() {
-        let text = "{start: Replay, gracePeriodSeconds: 3, completedContainers: Keep}";
+        let text = "{start: Replay, gracePeriodSeconds: 3, completedContainers: Keep, \
+                    backOff: {firstSeconds: 0, maxSeconds: 86400, resetSeconds: 5}}";
+        let [none, day, five] = [0, 86_400, 5].map(|it| Some(Duration::from_secs(it)));
         let expected = Options {
             start: Some(Start::Replay),
             grace_period: Some(Duration::from_secs(3)),
             completed_containers: CompletedContainers::Keep,
+            back_off: Asked {
+                initial: none,
+                longest: day,
+                forgotten_after: five,
+            },
         };
         assert_eq!(options(&[(OPTIONS_KEY, text)]), Ok(expected));
     }
@@ -227,7 +282,7 @@ mod tests {
             )])
             .unwrap_err(),
             "restart-options.reprise.dev: unknown field \"completed\", allowed are start, \
-             gracePeriodSeconds, completedContainers; \
+             gracePeriodSeconds, completedContainers, backOff; \
              restart-options.reprise.dev: gracePeriodSeconds is -1, expected a whole number from \
              0 to 86400; \
              restart-options.reprise.dev: start is \"auto\", allowed are Auto, Kubelet, Replay"
@@ -237,5 +292,49 @@ mod tests {
             "restart-options.reprise.dev/container.a: unknown place, allowed are \
              restart-options.reprise.dev, restart-options.reprise.dev/pod"
         );
+    }
+
+    #[test]
+    fn a_back_off_that_is_none_is_named() {
+        for (text, expected) in [
+            ("backOff: 10", "backOff is 10, expected a mapping"),
+            ("backOff:", "backOff is empty, expected a mapping"),
+            (
+                "backOff: {first: 10s}",
+                "unknown field \"first\", allowed are firstSeconds, maxSeconds, resetSeconds",
+            ),
+            (
+                "backOff: {firstSeconds: 20, maxSeconds: 10}",
+                "backOff: the first back-off is 20 s, longer than the longest, 10 s",
+            ),
+        ] {
+            let error = options(&[(OPTIONS_KEY, text)]).unwrap_err();
+            assert_eq!(error, format!("{OPTIONS_KEY}: {expected}"));
+        }
+        for name in ["firstSeconds", "maxSeconds", "resetSeconds"] {
+            for value in [
+                "-1",
+                "86401",
+                "1.5",
+                "1e3",
+                "10s",
+                "'10'",
+                "~",
+                "[1]",
+                "18446744073709551615",
+                "18446744073709551616",
+                "999999999999999999999999999999",
+            ] {
+                let text = format!("backOff: {{{name}: {value}}}");
+                let annotations = [(OPTIONS_KEY, text.as_str())];
+                let error = Options::from_annotations(annotations).unwrap_err();
+                let (start, end) = (
+                    format!("{OPTIONS_KEY}: backOff.{name} is "),
+                    ", expected a whole number from 0 to 86400",
+                );
+                let error = error.to_string();
+                assert!(error.starts_with(&start) && error.ends_with(end), "{error}");
+            }
+        }
     }
 }

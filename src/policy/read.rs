@@ -434,7 +434,10 @@ pub(super) fn kind(value: &Value) -> String {
     }
 }
 
-fn mapping_ref<'v>(what: &'static str, value: &'v Value) -> Result<&'v Map<String, Value>, Fault> {
+pub(super) fn mapping_ref<'v>(
+    what: &'static str,
+    value: &'v Value,
+) -> Result<&'v Map<String, Value>, Fault> {
     value.as_object().ok_or_else(|| Fault::WrongKind {
         what,
         found: kind(value),

@@ -27,6 +27,8 @@ const WORDS: &[&str] = &[
     "Replay",
     "gracePeriodSeconds",
     "completedContainers",
+    "backOff",
+    "firstSeconds",
     "metadata",
     "annotations",
     "spec",

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{BegunAnew, Command, Course, Order, Pod, Saying};
+use crate::back_off::BackOff;
 use crate::clock::Moment;
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{DEFAULT_GRACE, RestartPolicy};
@@ -168,11 +169,18 @@ impl Pod {
         if trigger.request.is_some() {
             return Duration::ZERO;
         }
-        let (scope, back_off) = (scope(action, trigger), &self.shared.back_off);
+        let (scope, back_off) = (scope(action, trigger), &self.back_off());
         let wait = self.past.wait(scope.as_ref(), now.up_ms, back_off);
         self.past_before = self.past.clone();
         self.past.begun(scope.as_ref(), now.up_ms, back_off);
         wait
+    }
+
+    /// The gaps between its restarts.
+    fn back_off(&self) -> BackOff {
+        let node = self.shared.back_off;
+        let policy = self.policy.as_ref();
+        policy.map_or(node, |it| node.asked(&it.options().back_off))
     }
 
     /// What keeps the containers from being replayed.

@@ -20,7 +20,7 @@ pub struct Shared {
     pub removals_show: bool,
     /// Devices that containers may have which are replayed.
     pub replay_devices: Vec<Devices>,
-    /// The gaps between restarts.
+    /// The gaps between restarts, where no pod asks for others, and may.
     pub back_off: BackOff,
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::under;
 use crate::evidence::Deed;
@@ -29,6 +29,8 @@ const SAID: &str = "Back-off: the pod restarts too often, nothing starts before 
 const NAMED_TO: Duration = Duration::from_secs(1);
 /// Half a minute until it is known that the pod does not end, and a minute and a half until the kubelet looks at it.
 const ANOTHER_SANDBOX: Duration = Duration::from_mins(3);
+/// Less than between any two of the gaps that are told from each other.
+const OWN_SLACK: Duration = Duration::from_secs(5);
 /// How much later what the plugin starts may be than without a back-off.
 const LATE: Duration = Duration::from_secs(1);
 
@@ -48,11 +50,15 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         never_pod_with_inits_that_restarts_in_a_row_waits,
         a_container_that_restarts_alone_in_a_row_waits,
         pod_that_is_changed_in_its_back_off_starts_as_it_is_then,
+        pod_may_wait_for_longer_than_its_node_has_others_wait_and_not_less_long,
     ]);
     scenarios.extend(taking_long(scenarios![Shared:
         never_pod_whose_sandbox_ends_in_its_back_off_begins_in_another,
     ]));
-    scenarios.extend(scenarios![Alone: a_back_off_survives_the_plugin_and_the_kubelet]);
+    scenarios.extend(scenarios![Alone:
+        a_back_off_survives_the_plugin_and_the_kubelet,
+        pods_may_wait_less_long_down_to_the_floor_of_their_node,
+    ]);
     scenarios
 }
 
@@ -84,13 +90,15 @@ impl Again {
 
     /// Nothing was started before `gap` (seconds) was over, nor much later.
     fn has_waited(&self, pod: &LivePod, gap: u64) -> Result<()> {
+        self.has_waited_up_to(pod, gap, KUBELETS_SLACK)
+    }
+
+    fn has_waited_up_to(&self, pod: &LivePod, gap: u64, slack: Duration) -> Result<()> {
         let gap = Duration::from_secs(gap);
         let waited = first_begun(pod, &self.before)?.saturating_sub(self.over);
+        println!("note: waited {waited:?} for {gap:?}");
         ensure!(waited + MOMENT >= gap, "waited {waited:?}, not {gap:?}");
-        ensure!(
-            waited <= gap + KUBELETS_SLACK,
-            "waited {waited:?}, not {gap:?}"
-        );
+        ensure!(waited <= gap + slack, "waited {waited:?}, not {gap:?}");
         Ok(())
     }
 }
@@ -287,6 +295,50 @@ async fn a_container_that_restarts_alone_in_a_row_waits(stage: Stage) -> Result<
     says_why(&pod).await?;
     pod.has_restarted_alone(&again.before, "trainer").await?;
     again.has_waited(&pod, 10)
+}
+
+/// A pod that asks for a back-off of its own waits so long, in seconds, one restart after the other.
+async fn waits_by_its_own(stage: &Stage, back_off: Value, gaps: &[u64]) -> Result<()> {
+    let options = json!({"start": "Auto", "backOff": back_off});
+    let pod = running(stage, Shape::never().options(&options)).await?;
+    pod.restarted("trainer", 42).await?;
+    for gap in gaps {
+        let again = Again::begin(&pod).await?;
+        pod.has_restarted(&again.before).await?;
+        again.has_waited_up_to(&pod, *gap, OWN_SLACK)?;
+    }
+    Ok(())
+}
+
+async fn pod_may_wait_for_longer_than_its_node_has_others_wait_and_not_less_long(
+    stage: Stage,
+) -> Result<()> {
+    let longer = json!({"firstSeconds": 16, "maxSeconds": 86400});
+    let shorter = json!({"firstSeconds": 0, "maxSeconds": 0, "resetSeconds": 0});
+    tokio::try_join!(
+        waits_by_its_own(&stage, longer, &[16]),
+        waits_by_its_own(&stage, shorter, &[10]),
+    )?;
+    Ok(())
+}
+
+async fn pods_may_wait_less_long_down_to_the_floor_of_their_node(stage: Stage) -> Result<()> {
+    let config = stage.plugin.run_dir().with_file_name("back-off-floor.yaml");
+    std::fs::write(&config, "back-off-floor: 2\n")?;
+    stage
+        .plugin
+        .detour(|sockets| sockets.config = Some(config))
+        .await?;
+    // The kubelet, which has a back-off of its own, starts nothing here.
+    let short = json!({"firstSeconds": 4, "maxSeconds": 4});
+    let none = json!({"firstSeconds": 0, "maxSeconds": 0, "resetSeconds": 0});
+    let others = json!({"resetSeconds": 700});
+    tokio::try_join!(
+        waits_by_its_own(&stage, short, &[4, 4]),
+        waits_by_its_own(&stage, none, &[2, 2]),
+        waits_by_its_own(&stage, others, &[10]),
+    )?;
+    Ok(())
 }
 
 async fn a_back_off_survives_the_plugin_and_the_kubelet(stage: Stage) -> Result<()> {

@@ -26,6 +26,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         unknown_action_is_reported,
         unknown_operator_is_reported,
         grace_periods_that_are_none_are_reported,
+        back_offs_that_are_none_are_reported,
         twenty_one_rules_are_reported,
         two_hundred_fifty_six_values_are_reported,
         rules_for_a_container_that_is_not_in_the_pod_are_reported,
@@ -141,6 +142,32 @@ async fn grace_periods_that_are_none_are_reported(stage: Stage) -> Result<()> {
                 .annotation(OPTIONS_KEY, options)
                 .restarts_all("trainer", 42);
             is_reported_of(stage, shape, OPTIONS_KEY, &[period, allowed]).await
+        }
+    });
+    try_join_all(reported).await?;
+    Ok(())
+}
+
+async fn back_offs_that_are_none_are_reported(stage: Stage) -> Result<()> {
+    let allowed = "a whole number from 0 to 86400";
+    let reported = [
+        ("{firstSeconds: -1}", allowed),
+        ("{maxSeconds: 18446744073709551616}", allowed),
+        ("{resetSeconds: 0.5}", allowed),
+        (
+            "{firstSeconds: 2, maxSeconds: 1}",
+            "longer than the longest",
+        ),
+        ("10", "expected a mapping"),
+    ];
+    let reported = reported.map(|(back_off, why)| {
+        let stage = &stage;
+        async move {
+            let shape = Shape::never()
+                .regular("trainer")
+                .annotation(OPTIONS_KEY, format!("backOff: {back_off}"))
+                .restarts_all("trainer", 42);
+            is_reported_of(stage, shape, OPTIONS_KEY, &["backOff", why]).await
         }
     });
     try_join_all(reported).await?;
