@@ -101,7 +101,7 @@ check_values() {
     for bad in imag.name=x image.pullPolicy=Sometimes image.tag=a/b image.name= nri.plugin.index=100 nri.plugin.index=ten \
         nri.runtime.patchConfig=true nri.socket=nri.sock cri.socket=unix:///run/containerd/containerd.sock \
         kubelet.podsDir=pods directories.run= directories.stat=/x config.log-level=loud \
-        config.nri-socket=/x config.back-off=-1 config.hardReset.method=Evict hardReset.enabled=maybe \
+        config.nri-socket=/x config.back-off=-1 config.back-off-floor=none config.hardReset.method=Evict hardReset.enabled=maybe \
         hardReset.terms.cooldown=3 hardReset.terms.method=Drop hardReset.terms.maxResetsPerHour=1001 \
         'admission.actions={}' 'admission.actions={Forbid}' 'admission.actions={Deny,Warn}' 'admission.namespaces={Upper}' namespace=-x \
         resources.requests.cpu=1 resources.memory=lots 'tolerations[0].effect=Never' mountPropagation=Bidirectional \
@@ -186,6 +186,7 @@ check_admission() {
         failed=1
     done < <(jq -r '.[] | [.pod.metadata.name, .refused // ""] | @tsv' "$cases")
     ((!failed)) || die "the admission policies do not what they are for"
+    check_agreement "$cases"
 
     # What was there before stays changeable, but not for the worse.
     kubectl -n reprise-check-labelled label pod old touched=yes >/dev/null || die "a pod cannot be changed that was there before"
@@ -196,6 +197,19 @@ check_admission() {
     check_own_node
     echo "admission: $(jq '[.[] | select(.refused == null)] | length' "$cases") pods accepted," \
         "$(jq '[.[] | select(.refused)] | length' "$cases") refused, each for its reason"
+}
+
+# What the policies for annotations accept and refuse, `reprise check` does, which reads them as the plugin: but for what
+# they leave to it.
+check_agreement() { # CASES
+    local disagree
+    jq '{apiVersion: "v1", kind: "List", items: map(.pod)}' "$1" >"$WORK/pods.json"
+    (cd "$HERE/.." && cargo run --locked --quiet -- check --output json "$WORK/pods.json") >"$WORK/checked.json" || true
+    disagree=$(jq -r --slurpfile checked "$WORK/checked.json" '
+        ($checked[0] | map({(.name): any(.problems[]; .severity == "error")}) | add) as $wrong
+        | .[] | select(.pod.metadata.namespace == "reprise-check-labelled" and .pod.metadata.name != "lines-with-comments")
+        | select((.refused != null) != $wrong[.pod.metadata.name]).pod.metadata.name' "$1")
+    [[ -z $disagree ]] || die "reprise check and the admission policies disagree: $disagree"
 }
 
 # The kubelet's word for a static pod is accepted, whatever is in it and wherever it is.
