@@ -8,10 +8,11 @@ use super::lines::Place;
 use super::manifest::{Container, Pod};
 use super::outcome::Rulings;
 use super::report::{Cause, Finding};
+use crate::back_off::Asked;
 use crate::kube::{ContainerSpec, KubeletFeatures, StartDuty};
 use crate::policy::{
     self, FAILURE_KEY, FailureAction, FailurePolicy, OPTIONS_KEY, Options, Policy, PolicyError,
-    RULES_KEY, Rules, Start,
+    REQUEST_KEY, RULES_KEY, Request, Rules, Start,
 };
 use crate::replay::{self, ReplayBlocker};
 
@@ -29,12 +30,14 @@ pub(super) fn check(
     let keys = pod.annotations.keys();
     for key in keys.filter(|key| policy::is_unknown_key(key)) {
         let why = format!(
-            "{key} is no annotation of Reprise: see {RULES_KEY}, {OPTIONS_KEY}, {FAILURE_KEY}"
+            "{key} is no annotation of Reprise: these are {}",
+            policy::known_keys()
         );
         finding.error(Cause::annotation(at, key), why);
     }
     let spec = spec_rules(pod, kubelet, finding);
     check_failure_policy(pod, kind, at, finding);
+    check_request(pod, at, finding);
     // Of a kubelet that acts on no rules, unless it is said: so what they lead to can be told.
     let native = Some(kubelet.unwrap_or_default());
     let annotations = || pod.annotations.iter().map(|(key, value)| (*key, *value));
@@ -58,6 +61,11 @@ pub(super) fn check(
         kubelet,
     };
     check_rules(pod, at, &rulings, finding);
+    if rulings.policy.options().back_off != Asked::default() {
+        finding.note(
+            "backOff: what is shorter than the node's own counts as far as its --back-off-floor lets it, by default not at all",
+        );
+    }
     warn_of_starts_by_kubelet(pod, at, &rulings, finding);
 }
 
@@ -188,6 +196,13 @@ fn field_of(blocker: &ReplayBlocker, container: &Container<'_>) -> Cause {
         .filter(|it| container.at.field(it).is_written());
     let field = written.next().or(fields.first()).unwrap_or(&"");
     Cause::field(&container.path, container.at, field)
+}
+
+/// What a pod is made with asks for nothing, but a value that is none is told.
+fn check_request(pod: &Pod<'_>, at: Place<'_>, finding: &mut Finding) {
+    if let Some(Err(error)) = Request::of(|key| pod.annotations.get(key).copied()) {
+        finding.error(annotation(pod, at, REQUEST_KEY), error.to_string());
+    }
 }
 
 fn check_failure_policy(pod: &Pod<'_>, kind: &str, at: Place<'_>, finding: &mut Finding) {

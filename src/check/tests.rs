@@ -136,6 +136,43 @@ fn a_grace_period_is_a_number_of_seconds_and_no_more_than_a_day() {
 }
 
 #[test]
+fn a_back_off_of_a_pods_own_is_the_nodes_to_allow() {
+    let rules =
+        "restart-rules.reprise.dev: '[{action: Restart, exitCodes: {operator: In, values: [1]}}]'";
+    let checked = |back_off: &str| {
+        let options = format!("restart-options.reprise.dev: 'backOff: {back_off}'");
+        check(&pod(&format!("{{{rules}, {options}}}")))
+    };
+    let (text, problems) = checked("{firstSeconds: 1}");
+    let noted = text.contains("as far as its --back-off-floor lets it");
+    assert!(problems == 0 && noted, "{text}");
+    for wrong in [
+        "10s",
+        "{firstSeconds: -1}",
+        "{maxSeconds: 86401}",
+        "{firstSeconds: 20, maxSeconds: 10}",
+    ] {
+        let (text, problems) = checked(wrong);
+        assert!(problems == 1 && text.contains("backOff"), "{text}");
+    }
+}
+
+#[test]
+fn a_request_that_is_none_is_a_problem() {
+    let checked = |value: &str| {
+        let request = format!("restart-request.reprise.dev/pod: \"{value}\"");
+        check(&pod(&format!("{{{request}}}")))
+    };
+    assert_eq!(checked("2026-11-26").1, 0);
+    let long = "x".repeat(129);
+    for value in ["", "a\\nb", &long] {
+        let (text, problems) = checked(value);
+        let said = text.contains("f:7: error: the value of restart-request.reprise.dev/pod");
+        assert!(problems == 1 && said, "{text}");
+    }
+}
+
+#[test]
 fn every_problem_is_said() {
     let annotations =
         "{restart-rules.reprise.dev: '[{action: Restart}]', restart-rule.reprise.dev: x}";
@@ -144,7 +181,7 @@ fn every_problem_is_said() {
         text,
         "\
 f:2: Pod ml/run
-  f:7: error: restart-rule.reprise.dev is no annotation of Reprise: see restart-rules.reprise.dev, restart-options.reprise.dev, failure-policy.reprise.dev
+  f:7: error: restart-rule.reprise.dev is no annotation of Reprise: these are restart-rules.reprise.dev, restart-options.reprise.dev, failure-policy.reprise.dev, restart-request.reprise.dev
   f:7: error: restart-rules.reprise.dev: rule 1: exitCodes, onOOMKilled or onSignal is missing
 "
     );

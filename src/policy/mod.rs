@@ -36,6 +36,9 @@ pub const RULES_KEY: &str = "restart-rules.reprise.dev";
 pub const OPTIONS_KEY: &str = "restart-options.reprise.dev";
 /// The annotation that holds a [`FailurePolicy`].
 pub const FAILURE_KEY: &str = "failure-policy.reprise.dev";
+/// Those whose values are YAML or JSON, unlike that of [`REQUEST_KEY`].
+const DOCUMENT_KEYS: [&str; 3] = [RULES_KEY, OPTIONS_KEY, FAILURE_KEY];
+
 /// The restart rules and options of one pod.
 ///
 /// The rules of a container are the first that exist of: the annotation
@@ -415,8 +418,7 @@ pub(crate) fn has_failure_policy<'a>(keys: impl IntoIterator<Item = &'a str>) ->
 
 /// Whether an annotation of that key is one that is read.
 fn is_read(key: &str) -> bool {
-    let read = [OPTIONS_KEY, RULES_KEY, FAILURE_KEY];
-    let mut read = read.iter();
+    let mut read = DOCUMENT_KEYS.iter();
     read.any(|wanted| place(key, wanted).is_some()) || request::is_request(key)
 }
 
@@ -437,8 +439,13 @@ pub(crate) fn is_unknown_key(key: &str) -> bool {
     let ours = prefix
         .strip_suffix(DOMAIN)
         .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
-    let known = [RULES_KEY, OPTIONS_KEY, FAILURE_KEY].contains(&prefix);
+    let known = DOCUMENT_KEYS.contains(&prefix);
     ours && !known && !request::is_request(key)
+}
+
+/// The keys that are read, for people.
+pub(crate) fn known_keys() -> String {
+    format!("{}, {REQUEST_KEY}", DOCUMENT_KEYS.join(", "))
 }
 
 /// Whether `key` is in our domain, known or not.
