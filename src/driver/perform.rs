@@ -399,22 +399,20 @@ fn ending<'f>(
     story: &Story<'_>,
     outcome: Outcome,
 ) -> Option<RestartEnding<'f>> {
-    let (reason, what) = match outcome {
+    let what = match outcome {
         Outcome::Completed => {
             let took_ms = finished.timings.all_running.as_millis();
-            let what = format!("restarted in {took_ms} ms {}", story.how());
-            ("Restarted", what)
+            format!("restarted in {took_ms} ms {}", story.how())
         }
-        Outcome::InitFailed => ("Failed", "an init container failed".to_owned()),
-        Outcome::MadeToFail => ("Failed", "what was left of the pod was stopped".to_owned()),
-        Outcome::Unshielded | Outcome::TimedOut => (
-            "Incomplete",
-            "not all containers were started again".to_owned(),
-        ),
+        Outcome::InitFailed => "an init container failed".to_owned(),
+        Outcome::MadeToFail => "what was left of the pod was stopped".to_owned(),
+        Outcome::Unshielded | Outcome::TimedOut => {
+            "not all containers were started again".to_owned()
+        }
         Outcome::CalledOff | Outcome::Deleted => return None,
     };
     finished.plan.is_whole_pod().then(|| RestartEnding {
-        reason,
+        reason: outcome.name(),
         complete: outcome == Outcome::Completed,
         what,
         restarts: finished.past.restarts,

@@ -188,7 +188,7 @@ async fn a_restart_and_what_is_held_for_it_are_counted() {
         tokio::task::yield_now().await;
     }
     let of =
-        "action=\"RestartAllContainers\",trigger=\"exit\",way=\"placeholders\",outcome=\"deleted\"";
+        "action=\"RestartAllContainers\",trigger=\"exit\",way=\"placeholders\",outcome=\"PodEnded\"";
     assert_eq!(value(&format!("reprise_restarts_total{{{of}}}")), 1);
 }
 

@@ -72,7 +72,7 @@ impl Entry {
             killed_ms: timings.killed.map(millis),
             first_running_ms: timings.first_running.map(millis),
             all_running_ms: complete.then(|| millis(timings.all_running)),
-            outcome: word(outcome).to_owned(),
+            outcome: outcome.name().to_owned(),
             not_started: finished
                 .waiting_for
                 .iter()
@@ -126,18 +126,6 @@ impl Entry {
         let mut entries: Vec<_> = records.iter().map(Self::under_way).collect();
         entries.sort_by(|a, b| b.at.cmp(&a.at));
         Ok(entries)
-    }
-}
-
-fn word(outcome: Outcome) -> &'static str {
-    match outcome {
-        Outcome::Completed => "Restarted",
-        Outcome::InitFailed => "InitFailed",
-        Outcome::Deleted => "PodEnded",
-        Outcome::CalledOff => "CalledOff",
-        Outcome::Unshielded => "Unshielded",
-        Outcome::MadeToFail => "MadeToFail",
-        Outcome::TimedOut => "TimedOut",
     }
 }
 

@@ -3,7 +3,6 @@
 use crate::kube::StartDuty;
 use crate::plan::{Plan, Starter, Trigger, Way};
 use crate::replay::ReplayBlocker;
-use crate::restart::machine::Outcome;
 
 pub(super) fn trigger(trigger: &Trigger) -> &'static str {
     match trigger.request {
@@ -20,18 +19,6 @@ pub(super) fn way(plan: &Plan) -> &'static str {
         (Starter::Kubelet(_), Way::Kept) => "policy",
         (Starter::Kubelet(_), Way::Shielded) => "placeholders",
         (Starter::Kubelet(_), Way::Cleared) => "cleared",
-    }
-}
-
-pub(super) fn outcome(outcome: Outcome) -> &'static str {
-    match outcome {
-        Outcome::Completed => "completed",
-        Outcome::InitFailed => "init_failed",
-        Outcome::Deleted => "deleted",
-        Outcome::CalledOff => "called_off",
-        Outcome::Unshielded => "unshielded",
-        Outcome::MadeToFail => "made_to_fail",
-        Outcome::TimedOut => "timed_out",
     }
 }
 

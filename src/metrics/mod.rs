@@ -199,7 +199,7 @@ impl Metrics {
     pub(crate) fn restarted(&self, plan: &Plan, outcome: Outcome, timings: Timings) {
         let (action, way) = (("action", plan.action.name()), ("way", labels::way(plan)));
         let trigger = ("trigger", labels::trigger(&plan.trigger));
-        let outcome_label = ("outcome", labels::outcome(outcome));
+        let outcome_label = ("outcome", outcome.name());
         self.restarts
             .get_or_create(&[action, trigger, way, outcome_label])
             .inc();

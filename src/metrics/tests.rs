@@ -142,9 +142,9 @@ fn a_restart_is_counted_by_what_it_was_and_measured_if_it_was_one() {
             "reprise_restarts_total{{action=\"{action}\",trigger=\"exit\",way=\"{way}\",outcome=\"{outcome}\"}}"
         ))
     };
-    assert_eq!(of("RestartAllContainers", "replay", "completed"), 2);
-    assert_eq!(of("RestartAllContainers", "replay", "deleted"), 1);
-    assert_eq!(of("RestartPod", "policy", "completed"), 1);
+    assert_eq!(of("RestartAllContainers", "replay", "Restarted"), 2);
+    assert_eq!(of("RestartAllContainers", "replay", "PodEnded"), 1);
+    assert_eq!(of("RestartPod", "policy", "Restarted"), 1);
     let labels = "action=\"RestartAllContainers\",way=\"replay\"";
     for phase in ["killed", "first_running", "all_running"] {
         let series = format!("reprise_exit_to_{phase}_seconds_count{{{labels}}}");

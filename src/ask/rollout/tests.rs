@@ -41,7 +41,7 @@ fn last(status: &str, message: &str) -> Value {
     let reason = if status == "True" {
         "Restarted"
     } else {
-        "Incomplete"
+        "TimedOut"
     };
     json!([{"type": "reprise.dev/LastRestart", "status": status, "reason": reason, "message": message}])
 }
@@ -118,7 +118,7 @@ fn an_answer_has_the_token_and_says_how_it_ended() {
     let message = format!("Restart 2: container x exited with code 42; answers request {token}");
     let not = pod("a", &token, &last("False", &message));
     assert_eq!(rollout.see(&not), Some(0));
-    let expected = Outcome::NotRestarted(format!("Incomplete: {message}"));
+    let expected = Outcome::NotRestarted(format!("TimedOut: {message}"));
     assert_eq!(rollout.outcome(0), Some(&expected));
     // It is told once.
     assert_eq!(rollout.see(&restarted("a", &token)), None);

@@ -157,6 +157,21 @@ pub(crate) enum Outcome {
     TimedOut,
 }
 
+impl Outcome {
+    /// For people and programs: in the pod's condition, the history and the metrics.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Completed => "Restarted",
+            Self::InitFailed => "InitFailed",
+            Self::Deleted => "PodEnded",
+            Self::CalledOff => "CalledOff",
+            Self::Unshielded => "Unshielded",
+            Self::MadeToFail => "MadeToFail",
+            Self::TimedOut => "TimedOut",
+        }
+    }
+}
+
 /// What the gate says of a container that the kubelet wants to create.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {

@@ -61,7 +61,7 @@ async fn metrics_count_each_restart_once_and_what_belongs_to_it(stage: Stage) ->
     let all = "action=\"RestartAllContainers\",trigger=\"exit\"";
     let of = |way| {
         let way = format!("way=\"{way}\"");
-        metrics.count(RESTARTS, &[all, &way, "outcome=\"completed\""])
+        metrics.count(RESTARTS, &[all, &way, "outcome=\"Restarted\""])
     };
     let ways = [of("replay")?, of("placeholders")?];
     ensure!(ways == [1, 1], "{metrics:?}");
