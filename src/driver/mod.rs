@@ -43,7 +43,7 @@ use crate::policy::{Unread, Written};
 use crate::records::Records;
 use crate::report::{Reporter, Unprotected};
 use crate::restart::machine::{Event, Record};
-use crate::restart::pod::{Order, Pod, Shared, Task};
+use crate::restart::pod::{Order, Pod, Refused, Shared, Task};
 use bounds::Bounds;
 use hooks::Hooks;
 use placeholder::Placeholders;
@@ -446,12 +446,12 @@ impl Driver {
         })
     }
 
-    /// Whether the kubelet may create a container of that name now; the refusal is written for people.
-    pub(crate) fn admit_create(self: &Arc<Self>, name: &ContainerName) -> Result<(), String> {
+    /// Whether the kubelet may create a container of that name now.
+    pub(crate) fn admit_create(self: &Arc<Self>, name: &ContainerName) -> Result<(), Refused> {
         self.hosts.is_written();
         let admitted = self.tell(|pod, now| pod.admit_create(name, now));
-        if admitted.is_err() {
-            self.tools.metrics.gate_refused();
+        if let Err(refused) = &admitted {
+            self.tools.metrics.gate_refused(refused);
         }
         admitted
     }

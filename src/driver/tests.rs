@@ -170,7 +170,7 @@ async fn a_restart_and_what_is_held_for_it_are_counted() {
     );
     assert_eq!(value("reprise_exit_hold_seconds_count"), 0);
     assert!(driver.admit_create(&"b".into()).is_err());
-    assert_eq!(value("reprise_gate_refusals_total"), 1);
+    assert_eq!(value("reprise_gate_refusals_total{reason=\"runs\"}"), 1);
     driver.deleted();
     drop(answer);
     assert_eq!(value("reprise_exit_hold_seconds_count"), 1);
@@ -187,8 +187,7 @@ async fn a_restart_and_what_is_held_for_it_are_counted() {
     {
         tokio::task::yield_now().await;
     }
-    let of =
-        "action=\"RestartAllContainers\",trigger=\"exit\",way=\"placeholders\",outcome=\"PodEnded\"";
+    let of = "action=\"RestartAllContainers\",trigger=\"exit\",way=\"placeholders\",outcome=\"PodEnded\"";
     assert_eq!(value(&format!("reprise_restarts_total{{{of}}}")), 1);
 }
 

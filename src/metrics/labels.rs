@@ -3,6 +3,7 @@
 use crate::kube::StartDuty;
 use crate::plan::{Plan, Starter, Trigger, Way};
 use crate::replay::ReplayBlocker;
+use crate::restart::pod::Refused;
 
 pub(super) fn trigger(trigger: &Trigger) -> &'static str {
     match trigger.request {
@@ -19,6 +20,17 @@ pub(super) fn way(plan: &Plan) -> &'static str {
         (Starter::Kubelet(_), Way::Kept) => "policy",
         (Starter::Kubelet(_), Way::Shielded) => "placeholders",
         (Starter::Kubelet(_), Way::Cleared) => "cleared",
+    }
+}
+
+pub(super) fn refused(refused: &Refused) -> &'static str {
+    match refused {
+        Refused::Runs(_) => "runs",
+        Refused::HasJustRun(_) => "has_just_run",
+        Refused::StaysEnded(..) => "stays_ended",
+        Refused::NotYet(..) => "not_yet",
+        Refused::BackOff { .. } => "back_off",
+        Refused::OutOfOrder(..) => "out_of_order",
     }
 }
 

@@ -22,7 +22,7 @@ use prometheus_client::registry::{Metric, Registry, Unit};
 use crate::plan::Plan;
 use crate::replay::ReplayBlocker;
 use crate::restart::machine::Outcome;
-use crate::restart::pod::Timings;
+use crate::restart::pod::{Refused, Timings};
 pub use handlers::{Handlers, Handling};
 pub use health::Health;
 pub(crate) use serve::serve_beside;
@@ -56,7 +56,7 @@ pub struct Metrics {
     begun_anew: Counters<1>,
     unmatched_exits: Counter,
     exit_holds: Histogram,
-    gate_refusals: Counter,
+    gate_refusals: Counters<1>,
     leftovers: Counter,
     nri_connected: Gauge,
     nri_reconnects: Counter,
@@ -141,7 +141,7 @@ impl Default for Metrics {
             gate_refusals: counted(
                 it,
                 "gate_refusals",
-                "Containers that the kubelet wanted to create too early",
+                "Containers that the kubelet wanted to create too early, by why it was too early",
             ),
             leftovers: counted(
                 it,
@@ -263,8 +263,9 @@ impl Metrics {
     }
 
     /// The kubelet may not create a container yet.
-    pub(crate) fn gate_refused(&self) {
-        self.gate_refusals.inc();
+    pub(crate) fn gate_refused(&self, refused: &Refused) {
+        let reason = ("reason", labels::refused(refused));
+        self.gate_refusals.get_or_create(&[reason]).inc();
     }
 
     /// What belongs to no restart is being removed.

@@ -288,11 +288,14 @@ mod tests {
     async fn a_text_stands_for_a_second() {
         let server = server().await;
         let (_, before) = server.ask("GET", "/metrics").await;
-        server.health.metrics().gate_refused();
+        server.health.metrics().exit_unmatched();
         assert_eq!(server.ask("GET", "/metrics").await.1, before);
         sleep(TEXT_STANDS).await;
         let (_, after) = server.ask("GET", "/metrics").await;
-        assert!(after.contains("reprise_gate_refusals_total 1\n"), "{after}");
+        assert!(
+            after.contains("reprise_unmatched_exits_total 1\n"),
+            "{after}"
+        );
     }
 
     #[tokio::test]

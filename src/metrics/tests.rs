@@ -96,6 +96,7 @@ fn eventful() -> Metrics {
     metrics.restarted(&plan(), Outcome::Completed, timings());
     metrics.replay_declined(&ReplayBlocker::Asked);
     metrics.begun_anew(true);
+    metrics.gate_refused(&Refused::Runs("a".into()));
     drop(metrics.handlers().begin("CreateContainer"));
     metrics
 }

@@ -9,6 +9,7 @@ mod course;
 mod decide;
 mod facts;
 mod leftovers;
+mod refused;
 mod request;
 mod shared;
 #[cfg(test)]
@@ -32,6 +33,7 @@ use crate::replay::Requests;
 pub(crate) use command::{BegunAnew, Command, Finished, Order, Saying};
 use course::Course;
 pub use course::Timings;
+pub(crate) use refused::Refused;
 pub use shared::{Gate, Shared};
 pub(crate) use wanted::Task;
 
@@ -333,12 +335,12 @@ impl Pod {
         self.is_held(id)
     }
 
-    /// Whether the kubelet may create a container of that name now; the refusal is written for people.
+    /// Whether the kubelet may create a container of that name now.
     pub(crate) fn admit_create(
         &mut self,
         name: &ContainerName,
         now: &Moment,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refused> {
         if !self.may_act() || self.deleting {
             return Ok(());
         }
@@ -347,15 +349,13 @@ impl Pod {
             && self.is_member(name)
         {
             self.commands.push(Command::Verify(id));
-            return Err(format!("container {name} is running already"));
+            return Err(Refused::Runs(name.clone()));
         }
         if self.has_just_run(name, now) {
-            return Err(format!("container {name} has just run"));
+            return Err(Refused::HasJustRun(name.clone()));
         }
         if let Some(policy) = self.stays_ended(name) {
-            return Err(format!(
-                "container {name} has ended and is not started again: its own restartPolicy is {policy:?}"
-            ));
+            return Err(Refused::StaysEnded(name.clone(), policy));
         }
         // It may come before the tick that the same moment brings.
         self.feed(Event::Tick, now);
@@ -368,18 +368,16 @@ impl Pod {
         self.apply(effects, now);
         match verdict {
             Verdict::Admit => Ok(()),
-            Verdict::NotYet => Err(format!(
-                "pod restarts in place ({restart}), container {name} starts again in a moment"
-            )),
-            Verdict::BackOff => Err(format!(
-                "back-off: the pod restarts too often ({restart}), container {name} starts again at {start_at}"
-            )),
+            Verdict::NotYet => Err(Refused::NotYet(restart, name.clone())),
+            Verdict::BackOff => Err(Refused::BackOff {
+                restart,
+                name: name.clone(),
+                start_at,
+            }),
             Verdict::OutOfOrder => {
                 let inits = self.machine.iter().flat_map(Machine::running_inits);
                 self.commands.extend(inits.map(Command::Verify));
-                Err(format!(
-                    "pod restarts in place ({restart}), container {name} starts after the init containers before it"
-                ))
+                Err(Refused::OutOfOrder(restart, name.clone()))
             }
         }
     }
