@@ -28,6 +28,7 @@ struct Place {
     dir: tempfile::TempDir,
     clock: Clock,
     past: Past,
+    options: &'static str,
 }
 
 impl Place {
@@ -39,6 +40,7 @@ impl Place {
             dir,
             clock,
             past: Past::default(),
+            options: "{}",
         }
     }
 
@@ -58,7 +60,10 @@ impl Place {
         });
         let pod: Pod = serde_json::from_value(pod).unwrap();
         let charge = Charge {
-            annotations: Unread::of([("restart-rules.reprise.dev", rules)]),
+            annotations: Unread::of([
+                ("restart-rules.reprise.dev", rules),
+                ("restart-options.reprise.dev", self.options),
+            ]),
             is_static: false,
             holdable: true,
             native: None,
@@ -264,6 +269,29 @@ async fn a_hold_is_as_old_as_it_is_whatever_the_clock_on_the_wall_is_set_to() {
         // 6.5 s less 4 s; of those, kills wait for the news of them until 2 s before.
         let left = left(&driver);
         assert!(is_about(left, 0.5), "{wall}: {left:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_pod_waits_by_a_back_off_of_its_own_unless_it_is_shorter_than_its_nodes() {
+    for (options, waits) in [
+        ("backOff: {firstSeconds: 25}", 25_000),
+        ("backOff: {firstSeconds: 400}", 400_000),
+        (
+            "backOff: {firstSeconds: 0, maxSeconds: 0, resetSeconds: 0}",
+            10_000,
+        ),
+    ] {
+        let mut place = Place::new();
+        place.options = options;
+        let [ten, most, reset] = [10, 300, 600].map(Duration::from_secs);
+        let back_off = BackOff::try_new(ten, most, reset).unwrap();
+        let up = place.clock.moment().up_ms;
+        place.past.begun(None, up, &back_off);
+        let driver = place.driver().await;
+        let _answer = begin(&driver);
+        let planned = with_plan(&driver, |plan| plan.back_off_ms);
+        assert_eq!(planned, waits, "{options}");
     }
 }
 

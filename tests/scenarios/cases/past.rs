@@ -54,7 +54,7 @@ async fn shown(stage: &Stage, arguments: &[&str]) -> Result<Output> {
 }
 
 /// What it says of the pod, once that is so many restarts.
-async fn until_told(stage: &Stage, pod: &LivePod, count: usize) -> Result<Vec<Value>> {
+pub(super) async fn until_told(stage: &Stage, pod: &LivePod, count: usize) -> Result<Vec<Value>> {
     let what = format!("the history has {count} restarts");
     wait::until(&what, PATIENCE, async || {
         let shown = shown(stage, &[&pod.name, "-o", "json"]).await?;
