@@ -7,7 +7,9 @@ use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
 use super::conditions::{LAST_RESTART, all_containers, condition};
+use super::probes::probe;
 use super::under;
+use crate::evidence::Deed;
 use crate::pod::LivePod;
 use crate::restarted::Before;
 use crate::scenario::{Scenario, scenarios};
@@ -38,6 +40,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         request_in_a_back_off_waits_unless_it_is_urgent,
         request_that_cannot_be_shown_is_told_and_restarts_nothing,
         pod_that_was_made_with_a_request_restarts_at_the_next,
+        request_while_nothing_but_a_sidecar_runs_waits_for_the_others,
     ]);
     scenarios.extend(scenarios![Alone:
         request_while_the_plugin_is_away_is_answered_once,
@@ -204,6 +207,35 @@ async fn pod_that_was_made_with_a_request_restarts_at_the_next(stage: Stage) -> 
     let before = Before::of(&pod).await?;
     ask(&pod, "next").await?;
     pod.has_restarted(&before).await
+}
+
+/// It starts already: whatever begins by then, begins anew with it.
+async fn request_while_nothing_but_a_sidecar_runs_waits_for_the_others(stage: Stage) -> Result<()> {
+    let shape = Shape::never()
+        .sidecar("proxy")
+        .at_first("(sleep 6; touch /up) &")
+        .field(
+            "startupProbe",
+            probe("test -e /up", json!({"failureThreshold": 30})),
+        )
+        .regular("trainer")
+        .restarts_all("trainer", 42);
+    let pod = stage.pod(shape).await?;
+    pod.until_container_runs("proxy").await?;
+    ask(&pod, "early").await?;
+    nothing_happens(&pod).await?;
+    until_answered(
+        &pod,
+        "Restart 1: requested with value early, restarted in ",
+        "",
+    )
+    .await?;
+    let evidence = pod.evidence()?;
+    let began = evidence.iter().filter(|it| it.deed == Deed::Began);
+    let began: Vec<&str> = began.map(|it| it.container.as_str()).collect();
+    let both = ["proxy", "trainer"];
+    ensure!(began == [both, both].concat(), "{began:?}");
+    nothing_happens(&pod).await
 }
 
 async fn request_while_the_plugin_is_away_is_answered_once(stage: Stage) -> Result<()> {
