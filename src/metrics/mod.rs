@@ -199,10 +199,15 @@ impl Metrics {
     pub(crate) fn restarted(&self, plan: &Plan, outcome: Outcome, timings: Timings) {
         let (action, way) = (("action", plan.action.name()), ("way", labels::way(plan)));
         let trigger = ("trigger", labels::trigger(&plan.trigger));
-        let outcome_label = ("outcome", outcome.name());
-        self.restarts
-            .get_or_create(&[action, trigger, way, outcome_label])
-            .inc();
+        let counter = |outcome: Outcome| {
+            let labels = [action, trigger, way, ("outcome", outcome.name())];
+            self.restarts.get_or_create_owned(&labels)
+        };
+        // Of what begins at 1, Prometheus does not see that it has grown.
+        for any in Outcome::ALL {
+            counter(any);
+        }
+        counter(outcome).inc();
         if outcome != Outcome::Completed {
             return;
         }

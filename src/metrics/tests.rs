@@ -143,6 +143,8 @@ fn a_restart_is_counted_by_what_it_was_and_measured_if_it_was_one() {
             "reprise_restarts_total{{action=\"{action}\",trigger=\"exit\",way=\"{way}\",outcome=\"{outcome}\"}}"
         ))
     };
+    let text = metrics.text().unwrap();
+    assert_eq!(text.matches("reprise_restarts_total{").count(), 2 * 7);
     assert_eq!(of("RestartAllContainers", "replay", "Restarted"), 2);
     assert_eq!(of("RestartAllContainers", "replay", "PodEnded"), 1);
     assert_eq!(of("RestartPod", "policy", "Restarted"), 1);

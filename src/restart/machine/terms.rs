@@ -158,6 +158,16 @@ pub(crate) enum Outcome {
 }
 
 impl Outcome {
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Completed,
+        Self::InitFailed,
+        Self::Deleted,
+        Self::CalledOff,
+        Self::Unshielded,
+        Self::MadeToFail,
+        Self::TimedOut,
+    ];
+
     /// For people and programs: in the pod's condition, the history and the metrics.
     pub(crate) fn name(self) -> &'static str {
         match self {
