@@ -129,11 +129,15 @@ build_helm() { # VERSION TEMP
 }
 
 # Of Prometheus nothing else is wanted, and no discovery of targets, which is most of it.
-build_promtool() { # VERSION TEMP
+build_of_prometheus() { # VERSION TEMP PROGRAM
     local version=$1 temp=$2 path=github.com/prometheus/prometheus
     borrow_module "$temp/src" "$path" "$version"
-    go_build "$temp/src" "$temp/bin" "" remove_all_sd "$path/cmd/promtool"
+    go_build "$temp/src" "$temp/bin" "" remove_all_sd "$path/cmd/$3"
 }
+
+build_promtool() { build_of_prometheus "$1" "$2" promtool; } # VERSION TEMP
+
+build_prometheus() { build_of_prometheus "$1" "$2" prometheus; } # VERSION TEMP
 
 # It is a test of its module, not a program.
 build_critest() { # VERSION TEMP
@@ -183,6 +187,11 @@ promtool_bin() { echo "$CACHE/bin/promtool-$PROMETHEUS_VERSION"; }
 
 # For metrics.sh alone.
 ensure_promtool() { ensure "$(promtool_bin)" build_promtool "$PROMETHEUS_VERSION"; }
+
+prometheus_bin() { echo "$CACHE/bin/prometheus-$PROMETHEUS_VERSION"; }
+
+# For the picture of metrics.sh alone.
+ensure_prometheus() { ensure "$(prometheus_bin)" build_prometheus "$PROMETHEUS_VERSION"; }
 
 critest_bin() { echo "$CACHE/bin/critest-$CRITEST_VERSION"; }
 
