@@ -213,7 +213,7 @@ async fn pod_that_was_made_with_a_request_restarts_at_the_next(stage: Stage) -> 
 async fn request_while_nothing_but_a_sidecar_runs_waits_for_the_others(stage: Stage) -> Result<()> {
     let shape = Shape::never()
         .sidecar("proxy")
-        .at_first("(sleep 6; touch /up) &")
+        .at_first("(sleep 8; touch /up) &")
         .field(
             "startupProbe",
             probe("test -e /up", json!({"failureThreshold": 30})),
@@ -221,7 +221,7 @@ async fn request_while_nothing_but_a_sidecar_runs_waits_for_the_others(stage: St
         .regular("trainer")
         .restarts_all("trainer", 42);
     let pod = stage.pod(shape).await?;
-    pod.until_container_runs("proxy").await?;
+    pod.until_listening("proxy").await?;
     ask(&pod, "early").await?;
     nothing_happens(&pod).await?;
     until_answered(
