@@ -236,7 +236,8 @@ async fn request_while_nothing_but_a_sidecar_runs_waits_for_the_others(stage: St
         let of_name = containers.iter().filter(|it| it.name() == name);
         of_name.map(Container::attempt).max()
     });
-    ensure!(attempts == [Some(1); 2], "{}", describe(&containers));
+    let again = attempts.iter().all(|it| *it >= Some(1));
+    ensure!(again, "{}", describe(&containers));
     nothing_happens(&pod).await
 }
 
