@@ -43,7 +43,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use serde::Serialize;
 
-use bursts::Burst;
+use bursts::{Burst, Group};
 use costs::Costs;
 use machine::Machine;
 use node::{NATIVE, Node};
@@ -58,6 +58,7 @@ pub(crate) struct Results {
     options: Options,
     restarts: Vec<Round>,
     bursts: Vec<Burst>,
+    groups: Vec<Group>,
     costs: Costs,
     hostile: hostile::Memory,
 }
@@ -137,6 +138,7 @@ async fn measure(
     plugin.until_ready(1).await?;
     let restarts = restarts::measure(node, plugin, &options).await?;
     let bursts = bursts::measure(node, plugin, &options).await?;
+    let groups = bursts::measure_groups(node, plugin, &options).await?;
     let costs = costs::measure(node, plugin, &options, idle).await?;
     let target = options.output.clone();
     let results = Results {
@@ -144,6 +146,7 @@ async fn measure(
         options,
         restarts,
         bursts,
+        groups,
         costs,
         hostile,
     };

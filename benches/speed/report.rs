@@ -78,6 +78,17 @@ fn bursts(text: &mut String, results: &Results) -> std::fmt::Result {
             writeln!(text, "| {pod} | {way} | {median:.1} | {worst:.1} |")?;
         }
     }
+    writeln!(
+        text,
+        "\n| pods of one container each, asked to restart together, by replay; from the asking to all running | median | worst |\n\
+         |--:|--:|--:|"
+    )?;
+    for group in &results.groups {
+        if let Some(sample) = Sample::of(group.seconds.iter().copied()) {
+            let (median, worst) = (sample.median(), sample.worst());
+            writeln!(text, "| {} | {median:.2} | {worst:.2} |", sample.count())?;
+        }
+    }
     writeln!(text)
 }
 
