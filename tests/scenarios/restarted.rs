@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use crate::evidence::{self, Deed, Entry};
 use crate::pod::LivePod;
 use crate::recorder::{Snapshot, Told};
-use crate::runtime::{State, describe};
+use crate::runtime::{Container, State, describe};
 use crate::shape::{ContainerShape, Kind, RestartPolicy};
 use crate::wait::{self, PATIENCE};
 
@@ -309,16 +309,43 @@ impl LivePod {
         self.left_nothing_behind(before).await
     }
 
-    /// For restarts whose exits were let go before there was a plugin again: it recovers, or a Never pod has failed,
-    /// as without the plugin.
+    /// Under `Never`, once the kubelet has recorded an exit, it tells nothing new of the pod until that container exits again.
+    pub(crate) fn is_stale_since(&self, before: &Before) -> bool {
+        let regulars = || self.shape.of_kind(Kind::Regular);
+        let exited = |seen: &Snapshot| {
+            let mut regulars = regulars().filter_map(|it| seen.containers.get(it.name));
+            regulars.any(|it| it.state.starts_with("exit "))
+        };
+        let seen = self.seen_since(before);
+        self.shape.policy == RestartPolicy::Never && seen.iter().any(exited)
+    }
+
+    pub(crate) fn runs_anew(&self, before: &Before, containers: &[Container]) -> bool {
+        self.shape.lasting().all(|it| {
+            let old = before.seen_id(it.name);
+            let mut running = containers
+                .iter()
+                .filter(|of| of.name() == it.name && of.state() == State::Running);
+            running.any(|of| old.is_none_or(|old| !of.id.starts_with(old)))
+        })
+    }
+
+    /// For restarts whose exits were not held, or were let go before there was a plugin again: it recovers, or a Never pod has
+    /// failed, as without the plugin, or runs again with a status that is stale.
     pub(crate) async fn has_recovered_or_failed(&self, before: &Before) -> Result<()> {
-        let now = self
-            .recorder
-            .until("the pod runs again or has failed", PATIENCE, |now| {
-                let runs = self.not_running(now).is_none();
-                (!now.is_over() && !runs).then(|| now.to_string())
-            })
-            .await?;
+        let now = wait::until("the pod runs again or has failed", PATIENCE, async || {
+            let now = self.recorder.current();
+            if now.is_over() || self.not_running(&now).is_none() {
+                return Ok(Ok(Some(now)));
+            }
+            let anew =
+                self.is_stale_since(before) && self.runs_anew(before, &self.containers().await?);
+            Ok(if anew { Ok(None) } else { Err(now.to_string()) })
+        })
+        .await?;
+        let Some(now) = now else {
+            return Ok(());
+        };
         if !now.is_over() {
             let recovered = self.has_recovered(before).await;
             // It may be that the kubelet had not yet told of the exits.

@@ -238,6 +238,7 @@ async fn request_while_nothing_but_a_sidecar_runs_waits_for_the_others(stage: St
     });
     let again = attempts.iter().all(|it| *it >= Some(1));
     ensure!(again, "{}", describe(&containers));
+    pod.until_running().await?;
     nothing_happens(&pod).await
 }
 

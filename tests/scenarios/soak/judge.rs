@@ -138,7 +138,8 @@ impl Case {
         }
         // To the kubelet, a start that was cancelled has ended for good as well.
         let explained = broken.is_none() || self.has_cancelled_start(true);
-        if explained && self.is_stale() && self.runs_anew(&containers) {
+        if explained && pod.is_stale_since(&self.before) && pod.runs_anew(&self.before, &containers)
+        {
             return Ok(Ok("restarted, and its status is stale"));
         }
         // One that has failed, because nobody held its exits any more, has failed by whatever was last.
@@ -202,27 +203,6 @@ impl Case {
     fn is_renewed(&self, now: &Snapshot) -> bool {
         let trigger = now.containers.get(TRIGGER).map(|it| it.id.as_str());
         trigger != self.before.seen_id(TRIGGER)
-    }
-
-    /// Under `Never`, once the kubelet has recorded an exit, it tells nothing new of the pod until that container exits again.
-    fn is_stale(&self) -> bool {
-        let regulars = || self.pod.shape.of_kind(Kind::Regular);
-        let exited = |seen: &Snapshot| {
-            let mut regulars = regulars().filter_map(|it| seen.containers.get(it.name));
-            regulars.any(|it| it.state.starts_with("exit "))
-        };
-        let seen = self.pod.seen_since(&self.before);
-        self.pod.shape.policy == RestartPolicy::Never && seen.iter().any(exited)
-    }
-
-    fn runs_anew(&self, containers: &[Container]) -> bool {
-        self.pod.shape.lasting().all(|it| {
-            let old = self.before.seen_id(it.name);
-            let mut running = containers
-                .iter()
-                .filter(|of| of.name() == it.name && of.state() == State::Running);
-            running.any(|of| old.is_none_or(|old| !of.id.starts_with(old)))
-        })
     }
 
     /// As without the plugin: a `Never` pod whose container has exited for good, and whose others run.
