@@ -26,9 +26,9 @@ main() {
         python3 -m venv "$tool"
         "$tool/bin/pip" install --quiet "termtosvg==$TERMTOSVG"
     fi
-    # Steps of the pod's are a second apart; what waits for longer shows nothing.
-    "$tool/bin/termtosvg" "$OUT" --command "$HERE/demo.sh" --screen-geometry "$SCREEN" --template gjm8 \
-        --min-frame-duration 100 --max-frame-duration 1500 --loop-delay 15000
+    # Steps of the pod's are a second apart; what waits for longer shows nothing. The recorder wants a terminal of its own.
+    local options="--screen-geometry $SCREEN --template gjm8 --min-frame-duration 100 --max-frame-duration 1500 --loop-delay 15000"
+    script --quiet --return --command "'$tool/bin/termtosvg' '$OUT' --command '$HERE/demo.sh' $options" /dev/null </dev/null
     say "drew $(du -k "$OUT" | cut -f1) KiB"
 }
 
