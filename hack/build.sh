@@ -8,6 +8,7 @@ readonly HELM_VERSION=4.3.1
 readonly CRITEST_VERSION=1.37.0
 # Prometheus 3.16.0, as its module is numbered.
 readonly PROMETHEUS_VERSION=0.316.0
+readonly JOBSET_VERSION=0.12.0
 
 readonly NODE_PACKAGES=(etcd-server containernetworking-plugins busybox-static iproute2 procps jq openssl curl
     ca-certificates)
@@ -139,6 +140,15 @@ build_promtool() { build_of_prometheus "$1" "$2" promtool; } # VERSION TEMP
 
 build_prometheus() { build_of_prometheus "$1" "$2" prometheus; } # VERSION TEMP
 
+# The controller, the agent, and the definition of what the former controls.
+build_jobset() { # VERSION TEMP
+    local version=$1 temp=$2 path=sigs.k8s.io/jobset
+    borrow_module "$temp/src" "$path" "$version"
+    go_build "$temp/src" "$temp/bin" "" "" "$path" "$path/cmd/in-place-restart-agent"
+    install -m 644 "$(module "$path@v$version" Dir)/config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml" \
+        "$temp/bin/crd.yaml"
+}
+
 # It is a test of its module, not a program.
 build_critest() { # VERSION TEMP
     local version=$1 temp=$2 path=sigs.k8s.io/cri-tools
@@ -192,6 +202,11 @@ prometheus_bin() { echo "$CACHE/bin/prometheus-$PROMETHEUS_VERSION"; }
 
 # For the picture of metrics.sh alone.
 ensure_prometheus() { ensure "$(prometheus_bin)" build_prometheus "$PROMETHEUS_VERSION"; }
+
+jobset_bin() { echo "$CACHE/bin/jobset-$JOBSET_VERSION"; }
+
+# For the scenarios of groups alone.
+ensure_jobset() { ensure "$(jobset_bin)" build_jobset "$JOBSET_VERSION"; }
 
 critest_bin() { echo "$CACHE/bin/critest-$CRITEST_VERSION"; }
 

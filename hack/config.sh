@@ -406,6 +406,7 @@ KUBELET_LOGS=$DIR/pod-logs
 STATIC_POD_PATH=$DIR/manifests
 KUBECTL=$(k8s_bin "$K8S")/kubectl
 $([[ $RUNTIME != containerd ]] || echo "CTR=$(containerd_bin "$CONTAINERD")/ctr")
+JOBSET=$(jobset_bin)
 BUSYBOX_IMAGE=$BUSYBOX_IMAGE
 OTHER_IMAGE=$OTHER_IMAGE
 END

@@ -28,6 +28,7 @@ usage: node.sh build [VERSIONS]                      build and install what a no
                                                      ${COMPONENTS[*]:4}
        node.sh list                                  nodes and the state of their components
        node.sh packages                              install Debian packages, as build does
+       node.sh jobset                                build JobSet's controller and agent, for the scenarios of groups
        node.sh protos                                print where upstream's .proto files are
 VERSIONS
   --k8s V         ${K8S_VERSIONS[*]} (default $DEFAULT_K8S)
@@ -221,10 +222,10 @@ main() {
     shift || true
     case $command in
     help | -h | --help) usage && return ;;
-    build | up | down | env | resume | start | stop | kill | list | packages | protos) ;;
+    build | up | down | env | resume | start | stop | kill | list | packages | protos | jobset) ;;
     *) usage >&2 && die "unknown command '$command'" ;;
     esac
-    [[ $command == @(build|packages|protos|list) ]] || (($#)) || die "$command needs the name of a node"
+    [[ $command == @(build|packages|protos|jobset|list) ]] || (($#)) || die "$command needs the name of a node"
     [[ $command == @(protos|list|env) ]] || ((EUID == 0)) ||
         die "$command must be root: it installs, mounts, makes cgroups and bridges"
     case $command in
@@ -234,6 +235,7 @@ main() {
         ;;
     packages) ensure_packages "${NODE_PACKAGES[@]}" "${BUILD_PACKAGES[@]}" ;;
     protos) print_protos ;;
+    jobset) ensure_jobset ;;
     list) list ;;
     up)
         use_node "$1"

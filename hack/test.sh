@@ -197,6 +197,7 @@ main() {
         read -ra options < <(version_options "$versions")
         "$HERE/node.sh" build "${options[@]}"
     done
+    "$HERE/node.sh" jobset
     [[ $UNIT == no ]] || "$HERE/chart.sh" build || failed=1
 
     [[ -z $DEALT ]] || say "each scenario on one of ${NODES[*]}, dealt out by seed $SEED"

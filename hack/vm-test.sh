@@ -89,6 +89,7 @@ build() {
         IMAGE=$(realpath "$HERE"/../target/image/reprise-*.oci.tar)
     fi
     [[ -z $IMAGE ]] || ensure_helm
+    [[ $SCENARIOS != all ]] || ensure_jobset
     [[ -n $PLUGIN && -n $RUNNER ]] && return
     say "building the plugin and the scenarios"
     messages=$(cd "$HERE/.." && cargo build --locked --release --bin reprise --message-format=json &&

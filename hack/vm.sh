@@ -174,8 +174,10 @@ make_payload() {
     done
     cp -r "$(images_dir)" "$(protos_dir)" "$root/cache/"
     cp -r "$HERE/.."/{hack,deploy,tests} "$root/repo/"
-    # For who installs the chart.
-    [[ ! -d $(helm_bin) ]] || cp -r "$(helm_bin)" "$root/cache/bin/"
+    # For who installs the chart, and for the scenarios of groups.
+    for file in "$(helm_bin)" "$(jobset_bin)"; do
+        [[ ! -d $file ]] || cp -r "$file" "$root/cache/bin/"
+    done
     for file in "${ADDED[@]}"; do
         strip -o "$root/bin/$(basename "$file")" "$file" 2>/dev/null || cp "$file" "$root/bin/"
     done

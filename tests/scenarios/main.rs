@@ -5,6 +5,7 @@ mod cases;
 mod device_plugin;
 mod evidence;
 mod history;
+mod jobset;
 mod logind;
 mod node;
 mod options;

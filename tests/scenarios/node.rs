@@ -37,6 +37,8 @@ pub(crate) struct Node {
     pub(crate) image: String,
     /// The same but for a file, `/other`.
     pub(crate) other_image: String,
+    /// Where its controller, its agent and its definition are, if they are built.
+    pub(crate) jobset: PathBuf,
     pub(crate) runtime: Runtime,
     /// `containerd` or `crio`.
     pub(crate) runtime_name: String,
@@ -85,6 +87,7 @@ impl Node {
             kubectl: get("KUBECTL")?.into(),
             kubeconfig,
             other_image: get("OTHER_IMAGE")?,
+            jobset: get("JOBSET")?.into(),
             dir,
             runtime_name: get("RUNTIME")?,
             ctr: get("CTR").ok().map(Into::into),
@@ -199,12 +202,12 @@ impl Node {
         Ok(())
     }
 
-    /// `kubectl VERB` what a file of the repository describes, as an administrator.
-    pub(crate) async fn kubectl(&self, verb: &str, file: &str) -> Result<()> {
+    /// `kubectl VERB` what a file, of the repository unless it says otherwise, describes, as an administrator.
+    pub(crate) async fn kubectl(&self, verb: &[&str], file: impl AsRef<Path>) -> Result<()> {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
         let mut command = Command::new(&self.kubectl);
         command.arg("--kubeconfig").arg(&self.kubeconfig);
-        command.arg(verb).arg("--filename").arg(file);
+        command.args(verb).arg("--filename").arg(file);
         succeeds(command).await
     }
 
@@ -266,10 +269,25 @@ impl Node {
         self.dir.join("kubelet.kubeconfig")
     }
 
+    /// The API server's certificate and key are there.
+    pub(crate) fn pki(&self) -> PathBuf {
+        self.dir.join("pki")
+    }
+
+    /// Its pods reach the machine at that one, too.
+    pub(crate) async fn address(&self) -> Result<String> {
+        let addresses = self.status().await?.addresses.unwrap_or_default();
+        let mut internal = addresses.into_iter().filter(|it| it.type_ == "InternalIP");
+        Ok(internal
+            .next()
+            .context("a node without an address")?
+            .address)
+    }
+
     /// Files of the node that have a token or a private key in them.
     pub(crate) fn secrets(&self) -> Result<Vec<PathBuf>> {
         let mut secrets = Vec::new();
-        for dir in [self.dir.clone(), self.dir.join("pki")] {
+        for dir in [self.dir.clone(), self.pki()] {
             for file in std::fs::read_dir(&dir).with_context(|| dir.display().to_string())? {
                 let file = file?.path();
                 let kind = file.extension().and_then(|it| it.to_str());
@@ -358,8 +376,11 @@ impl Node {
 
     /// All that a component has written, also before it was started anew.
     pub(crate) fn log(&self, component: &str) -> String {
-        let log = self.dir.join("log").join(component).with_extension("log");
-        std::fs::read_to_string(log).unwrap_or_default()
+        std::fs::read_to_string(self.log_file(component)).unwrap_or_default()
+    }
+
+    pub(crate) fn log_file(&self, component: &str) -> PathBuf {
+        self.dir.join("log").join(component).with_extension("log")
     }
 
     fn is_alive(&self, component: &str) -> Result<bool> {

@@ -8,10 +8,8 @@ use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, ListParams, PostParams};
-use kube::core::ApiResource;
+use kube::core::{ApiResource, DynamicObject};
 use kube::{Resource, ResourceExt};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::evidence::Deed;
@@ -22,8 +20,8 @@ use crate::shape::Shape;
 use crate::skipped::Skipped;
 use crate::wait::{self, PATIENCE};
 
-/// A host name has no more, and the pod's is its own.
-const LONGEST_NAME: usize = 63;
+/// A host name has 63 characters at most, and the pod's is its own, or that of what makes it with more at the end.
+const LONGEST_NAME: usize = 50;
 
 static NAMES_MADE: AtomicU32 = AtomicU32::new(0);
 
@@ -91,15 +89,27 @@ impl Stage {
     pub(crate) async fn create<K>(&self, manifest: Value) -> Result<()>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
-        K: Clone + std::fmt::Debug + Serialize + DeserializeOwned,
     {
-        let object: K = serde_json::from_value(manifest)?;
-        let objects = self.node.objects::<K>();
+        self.create_of(ApiResource::erase::<K>(&()), manifest).await
+    }
+
+    /// The same for a kind that is known at run time only.
+    pub(crate) async fn create_of(&self, kind: ApiResource, manifest: Value) -> Result<()> {
+        let object: DynamicObject = serde_json::from_value(manifest)?;
+        let objects = self.node.objects_of(&kind);
         let made = objects.create(&PostParams::default(), &object).await;
         let made = made.context("the API server refuses the scenario's object")?;
-        let kind = ApiResource::erase::<K>(&());
         lock(&self.objects).push((kind, made.name_any()));
         Ok(())
+    }
+
+    /// At the end it is deleted as well, though whatever made it goes: the garbage collector may take its time to hear of
+    /// objects of that kind.
+    pub(crate) fn takes_along<K>(&self, name: String)
+    where
+        K: Resource<DynamicType = ()>,
+    {
+        lock(&self.objects).push((ApiResource::erase::<K>(&()), name));
     }
 
     /// The pod with that label, which a controller is to make from the shape, all of it running.
@@ -183,8 +193,13 @@ impl Stage {
         let objects = lock(&self.objects).clone();
         for (kind, name) in objects {
             let objects = self.node.objects_of(&kind);
-            let deleted = objects.delete(&name, &DeleteParams::foreground()).await;
-            deleted.with_context(|| format!("cannot delete the {} {name}", kind.kind))?;
+            match objects.delete(&name, &DeleteParams::foreground()).await {
+                // With what it was made for.
+                Err(kube::Error::Api(status)) if status.code == 404 => {}
+                deleted => {
+                    deleted.with_context(|| format!("cannot delete the {} {name}", kind.kind))?;
+                }
+            }
         }
         for pod in self.all() {
             pod.begin_delete().await?;

@@ -28,13 +28,13 @@ async fn pod_with_nothing_but_rules_in_its_spec_is_scheduled_where_the_plugin_de
     if node.has_container_rules() {
         bail!(Skipped("this kubelet declares its features itself"));
     }
-    node.kubectl("apply", RIGHTS).await?;
+    node.kubectl(&["apply"], RIGHTS).await?;
     node.script("start", "scheduler").await?;
     let played = play(&stage).await;
     stage.plugin.go_straight().await?;
     let taken_back = until_declared(&stage, false).await;
     node.script("stop", "scheduler").await?;
-    node.kubectl("delete", RIGHTS).await?;
+    node.kubectl(&["delete"], RIGHTS).await?;
     played?;
     taken_back
 }

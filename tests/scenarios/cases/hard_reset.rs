@@ -94,7 +94,7 @@ async fn with(
     terms: Value,
     play: impl AsyncFnOnce(&Stage) -> Result<()>,
 ) -> Result<()> {
-    stage.node.kubectl("apply", RIGHTS).await?;
+    stage.node.kubectl(&["apply"], RIGHTS).await?;
     clear_ledger(stage).await?;
     // What was reset in scenarios before counts as well.
     let mut told = json!({
@@ -451,7 +451,7 @@ async fn two_plugins_keep_one_cooldown(stage: Stage) -> Result<()> {
 
 async fn two_hundred_races_for_a_reset_have_one_winner_each(stage: Stage) -> Result<()> {
     const NODES: usize = 4;
-    stage.node.kubectl("apply", RIGHTS).await?;
+    stage.node.kubectl(&["apply"], RIGHTS).await?;
     let client = stage.node.client_of_plugin().await?;
     // Of a cluster that is so large that its budget does not matter.
     let terms = Terms {
@@ -696,7 +696,7 @@ async fn nothing_is_reset_without_the_rights(stage: Stage) -> Result<()> {
         ensure!(told.contains(RIGHTS), "{told}");
         live.until_restarted(5, CRASHES).await?;
         live.must_stay()?;
-        stage.node.kubectl("apply", RIGHTS).await?;
+        stage.node.kubectl(&["apply"], RIGHTS).await?;
         live.until_gone(1, PATIENCE).await?;
         Ok(())
     })
