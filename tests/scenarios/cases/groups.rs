@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
+use futures::future::try_join_all;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
@@ -65,8 +66,10 @@ async fn jobset_whose_agents_are_sidecars_waits_for_all_of_them(stage: Stage) ->
         .at_first(AGENT_BESIDE)
         .regular("worker");
     let group = Group::begin(&stage, shape, |_| ()).await?;
-    let why = "no replay: agent has a startup probe";
-    for (failing, attempt) in [(0, 1), (1, 2)] {
+    let first = "no replay: agent has a startup probe";
+    // The kubelet's back-off may be due as well.
+    let later = "no replay: ";
+    for (failing, attempt, why) in [(0, 1, first), (1, 2, later)] {
         let before = group.restarts(failing, attempt, why).await?;
         group.workers_waited(&before)?;
     }
@@ -164,8 +167,11 @@ impl Group {
         let [first, second] = &self.pods;
         let before = [Before::of(first).await?, Before::of(second).await?];
         self.pods[failing].exit("worker", 1).await?;
-        for (pod, before) in self.pods.iter().zip(&before) {
-            pod.has_restarted(before).await?;
+        // A worker that an agent starts begins after its container.
+        let pods = || self.pods.iter().zip(&before);
+        try_join_all(pods().map(|(pod, before)| pod.until_begun_again(before))).await?;
+        try_join_all(pods().map(|(pod, before)| pod.has_restarted(before))).await?;
+        for pod in &self.pods {
             pod.restart_ended(how)?;
         }
         self.has_begun(attempt).await?;
