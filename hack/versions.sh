@@ -56,8 +56,6 @@ main() {
     check github.com/containerd/nri NRI "$NRI_VERSION"
     check k8s.io/cri-api CRI "$CRI_API_VERSION"
     check github.com/containerd/containerd/api "containerd's API" "$CONTAINERD_API_VERSION"
-    # Last: not every proxy lists its versions.
-    check sigs.k8s.io/jobset JobSet "$JOBSET_VERSION"
 }
 
 case ${1-} in
