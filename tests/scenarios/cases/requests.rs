@@ -13,7 +13,7 @@ use crate::pod::LivePod;
 use crate::restarted::Before;
 use crate::runtime::{Container, describe};
 use crate::scenario::{Scenario, scenarios};
-use crate::shape::{RestartPolicy, Shape};
+use crate::shape::{Kind, RestartPolicy, Shape};
 use crate::stage::Stage;
 use crate::wait::{self, PATIENCE};
 
@@ -59,7 +59,7 @@ pub(super) async fn ask(pod: &LivePod, value: &str) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the condition that stays begins and ends so, and says that all runs.
+/// Waits until the condition that stays begins and ends so, and says that all runs, and until all that runs has begun.
 async fn until_answered(pod: &LivePod, begin: &str, end: &str) -> Result<()> {
     wait::until("the request is answered", PATIENCE, async || {
         let last = condition(pod, LAST_RESTART).await?;
@@ -70,7 +70,11 @@ async fn until_answered(pod: &LivePod, begin: &str, end: &str) -> Result<()> {
         });
         Ok(answers.then_some(()).ok_or_else(|| format!("{last:?}")))
     })
-    .await
+    .await?;
+    for container in pod.shape.of_kind(Kind::Regular) {
+        pod.until_listening(container.name).await?;
+    }
+    Ok(())
 }
 
 /// Nothing of the pod is started for a while.
@@ -238,7 +242,6 @@ async fn request_while_nothing_but_a_sidecar_runs_waits_for_the_others(stage: St
     });
     let again = attempts.iter().all(|it| *it >= Some(1));
     ensure!(again, "{}", describe(&containers));
-    pod.until_running().await?;
     nothing_happens(&pod).await
 }
 
