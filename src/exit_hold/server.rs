@@ -114,7 +114,8 @@ impl Server {
     async fn is_lost(&self) {
         loop {
             sleep(CHECK_INTERVAL).await;
-            let found = tokio::fs::symlink_metadata(&self.path).await;
+            // It is in memory (/run); another thread that looks would be woken for it every second.
+            let found = fs::symlink_metadata(&self.path);
             if !found.is_ok_and(|found| (found.dev(), found.ino()) == self.file) {
                 return;
             }
