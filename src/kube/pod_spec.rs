@@ -231,6 +231,7 @@ fn restart_policy(text: Option<&str>) -> Option<RestartPolicy> {
 
 impl From<&Container> for ContainerSpec {
     fn from(container: &Container) -> Self {
+        let variables = variables(container);
         Self {
             name: container.name.as_str().into(),
             kind: ContainerKind::Regular,
@@ -238,8 +239,8 @@ impl From<&Container> for ContainerSpec {
             restart_policy: restart_policy(container.restart_policy.as_deref()),
             rules: container.restart_policy_rules.clone().unwrap_or_default(),
             lifecycle: Lifecycle::of(container),
-            duties: StartDuty::of(container),
-            variables: variables(container).unwrap_or_default(),
+            duties: StartDuty::of(container, variables.as_ref()),
+            variables: variables.unwrap_or_default(),
             devices: devices(container),
             memory_request: memory_request(container),
         }

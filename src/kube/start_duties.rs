@@ -6,7 +6,7 @@ use std::fmt;
 
 use k8s_openapi::api::core::v1::Container;
 
-use super::variables::variables;
+use super::variables::Variables;
 
 /// One thing that is more than the container's configuration, or may differ from one start to the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -24,15 +24,15 @@ pub enum StartDuty {
 }
 
 impl StartDuty {
-    /// Those of a container.
+    /// Those of a container; `variables`: `None` if it reads some that are not told here.
     #[must_use]
-    pub fn of(container: &Container) -> BTreeSet<Self> {
+    pub fn of(container: &Container, variables: Option<&Variables>) -> BTreeSet<Self> {
         let mut mounts = container.volume_mounts.iter().flatten();
         let duties = [
             (Self::StartupProbe, container.startup_probe.is_some()),
             (Self::LivenessProbe, container.liveness_probe.is_some()),
             (Self::ImagePull, is_pulled_always(container)),
-            (Self::Environment, variables(container).is_none()),
+            (Self::Environment, variables.is_none()),
             (
                 Self::SubPath,
                 mounts.any(|it| it.sub_path.is_some() || it.sub_path_expr.is_some()),
@@ -81,12 +81,16 @@ fn is_pulled_always(container: &Container) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::variables::variables;
     use super::*;
     use serde_json::{Value, json};
 
     fn duties(container: Value) -> Vec<StartDuty> {
         let container: Container = serde_json::from_value(container).unwrap();
-        StartDuty::of(&container).into_iter().collect()
+        let variables = variables(&container);
+        StartDuty::of(&container, variables.as_ref())
+            .into_iter()
+            .collect()
     }
 
     #[test]
