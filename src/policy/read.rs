@@ -245,16 +245,13 @@ pub(super) fn named(container: &str) -> Result<(), Fault> {
 
 /// Reads rules that were YAML or JSON before.
 pub(super) fn rules_value(place: &Place, value: &Value, problems: &mut Problems) -> Rules {
-    if let Value::Array(list) = value {
-        return rules_list(place, list, problems);
+    match list_ref("the value", value, "a list of rules") {
+        Ok(list) => rules_list(place, list, problems),
+        Err(fault) => {
+            problems.note(place, fault);
+            Rules::default()
+        }
     }
-    let fault = Fault::WrongKind {
-        what: "the value",
-        found: kind(value),
-        expected: "a list of rules",
-    };
-    problems.note(place, fault);
-    Rules::default()
 }
 
 fn rules_list(place: &Place, list: &[Value], problems: &mut Problems) -> Rules {
@@ -335,15 +332,8 @@ fn exit_codes(value: &Value, faults: &mut Notes<'_>) -> Option<Condition> {
     let operator = required("exitCodes.operator", fields.get("operator"), faults)
         .and_then(|value| noted(word("exitCodes.operator", value), faults));
     let values = required("exitCodes.values", fields.get("values"), faults)?;
-    let Value::Array(values) = values else {
-        let expected = "a list of whole numbers";
-        faults.push(Fault::WrongKind {
-            what: "exitCodes.values",
-            found: kind(values),
-            expected,
-        });
-        return None;
-    };
+    let values = list_ref("exitCodes.values", values, "a list of whole numbers");
+    let values = noted(values, faults)?;
     if values.len() > MAX_VALUES {
         faults.push(Fault::TooManyValues(values.len()));
     }
@@ -372,14 +362,8 @@ fn oom_killed(value: &Value, faults: &mut Notes<'_>) -> Option<Condition> {
 }
 
 fn signals(value: &Value, faults: &mut Notes<'_>) -> Option<Condition> {
-    let Value::Array(names) = value else {
-        faults.push(Fault::WrongKind {
-            what: "onSignal",
-            found: kind(value),
-            expected: "a list of names of signals",
-        });
-        return None;
-    };
+    let names = list_ref("onSignal", value, "a list of names of signals");
+    let names = noted(names, faults)?;
     if names.len() > MAX_SIGNALS {
         faults.push(Fault::TooManySignals(names.len()));
     }
@@ -432,6 +416,19 @@ pub(super) fn kind(value: &Value) -> String {
         Value::Array(_) => "a list".to_owned(),
         Value::Object(_) => "a mapping".to_owned(),
     }
+}
+
+fn list_ref<'v>(
+    what: &'static str,
+    value: &'v Value,
+    expected: &'static str,
+) -> Result<&'v [Value], Fault> {
+    let list = value.as_array().map(Vec::as_slice);
+    list.ok_or_else(|| Fault::WrongKind {
+        what,
+        found: kind(value),
+        expected,
+    })
 }
 
 pub(super) fn mapping_ref<'v>(
