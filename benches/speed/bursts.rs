@@ -5,16 +5,17 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use futures::future::try_join_all;
-use kube::api::{Patch, PatchParams};
 use serde::Serialize;
 use serde_json::json;
 
 use crate::node::Node;
 use crate::options::Options;
 use crate::plugin::Plugin;
+use crate::pod::LivePod;
 use crate::restarted::Before;
 use crate::restarts::{CODE, PodKind, TRIGGER, Way, running_since, until_exited};
 use crate::say;
+use crate::shape::Shape;
 use crate::stage::Stage;
 
 #[derive(Serialize)]
@@ -51,24 +52,18 @@ pub(crate) async fn measure(
     {
         let stage = Stage::new(Arc::clone(node), Arc::clone(plugin), "burst");
         let shape = pod.to_be_restarted(way, options);
-        let pods = (0..options.burst).map(|_| stage.running(shape.clone()));
-        let pods = try_join_all(pods).await?;
-        let before = try_join_all(pods.iter().map(|pod| Before::of(pod))).await?;
-        try_join_all(pods.iter().map(|pod| pod.exit(TRIGGER, CODE))).await?;
-        let restarts = pods.iter().zip(&before);
-        try_join_all(restarts.map(|(pod, before)| pod.has_restarted(before))).await?;
+        let exit = async |pod: &LivePod| pod.exit(TRIGGER, CODE).await;
+        let (pods, _) = together(&stage, &shape, options.burst, exit).await?;
         let mut seconds = Vec::new();
         for pod in &pods {
-            let exited = until_exited(pod).await?;
-            let took: Duration = running_since(pod, exited)?.saturating_sub(exited);
-            seconds.push(took.as_secs_f64());
+            seconds.push(took(pod, until_exited(pod).await?)?);
         }
         stage.delete_pods().await?;
         plugin.must_be_well().await?;
-        let worst = seconds.iter().copied().fold(0.0, f64::max);
         say(&format!(
-            "{} pods at once, {pod}, {way}: worst {worst:.3} s",
-            options.burst
+            "{} pods at once, {pod}, {way}: worst {:.3} s",
+            options.burst,
+            worst(&seconds)
         ));
         bursts.push(Burst { pod, way, seconds });
     }
@@ -82,36 +77,48 @@ pub(crate) async fn measure_groups(
     options: &Options,
 ) -> Result<Vec<Group>> {
     let mut groups = Vec::new();
-    for pods in [1, GROUP] {
+    let request = json!({"metadata": {"annotations": {"restart-request.reprise.dev/pod": "1"}}});
+    for count in [1, GROUP] {
         let stage = Stage::new(Arc::clone(node), Arc::clone(plugin), "group");
         let shape = PodKind::One.to_be_restarted(Way::Replay, options);
-        let pods = try_join_all((0..pods).map(|_| stage.running(shape.clone()))).await?;
-        let before = try_join_all(pods.iter().map(|pod| Before::of(pod))).await?;
-        let asked = SystemTime::now().duration_since(UNIX_EPOCH)?;
-        let request =
-            json!({"metadata": {"annotations": {"restart-request.reprise.dev/pod": "1"}}});
-        let (api, params) = (node.pods(), PatchParams::default());
-        let request = Patch::Merge(request);
-        try_join_all(
-            pods.iter()
-                .map(|pod| api.patch(&pod.name, &params, &request)),
-        )
-        .await?;
-        let restarts = pods.iter().zip(&before);
-        try_join_all(restarts.map(|(pod, before)| pod.has_restarted(before))).await?;
-        let seconds = pods.iter().map(|pod| {
-            let running = running_since(pod, asked)?;
-            Ok(running.saturating_sub(asked).as_secs_f64())
-        });
+        let ask = async |pod: &LivePod| pod.patch(&request).await;
+        let (pods, asked) = together(&stage, &shape, count, ask).await?;
+        let seconds = pods.iter().map(|pod| took(pod, asked));
         let seconds = seconds.collect::<Result<Vec<f64>>>()?;
         stage.delete_pods().await?;
         plugin.must_be_well().await?;
-        let worst = seconds.iter().copied().fold(0.0, f64::max);
         say(&format!(
-            "{} pods asked together: worst {worst:.3} s",
-            seconds.len()
+            "{count} pods asked together: worst {:.3} s",
+            worst(&seconds)
         ));
         groups.push(Group { seconds });
     }
     Ok(groups)
+}
+
+/// So many pods that were told to restart, all at once, and have; and when that was, since the epoch.
+async fn together(
+    stage: &Stage,
+    shape: &Shape,
+    count: usize,
+    tell: impl AsyncFn(&LivePod) -> Result<()>,
+) -> Result<(Vec<Arc<LivePod>>, Duration)> {
+    let pods = (0..count).map(|_| stage.running(shape.clone()));
+    let pods = try_join_all(pods).await?;
+    let before = try_join_all(pods.iter().map(|pod| Before::of(pod))).await?;
+    let told = SystemTime::now().duration_since(UNIX_EPOCH)?;
+    try_join_all(pods.iter().map(|pod| tell(pod))).await?;
+    let restarts = pods.iter().zip(&before);
+    try_join_all(restarts.map(|(pod, before)| pod.has_restarted(before))).await?;
+    Ok((pods, told))
+}
+
+/// From then until the pod ran again, in seconds.
+fn took(pod: &LivePod, since: Duration) -> Result<f64> {
+    let running = running_since(pod, since)?;
+    Ok(running.saturating_sub(since).as_secs_f64())
+}
+
+fn worst(seconds: &[f64]) -> f64 {
+    seconds.iter().copied().fold(0.0, f64::max)
 }

@@ -202,6 +202,18 @@ impl Plugin {
         self.until_ready(1).await
     }
 
+    /// Starts the plugin anew with a configuration file of that content, until [`Self::go_straight`].
+    pub(crate) async fn configure(&self, content: &str) -> Result<()> {
+        let file = self.config_file();
+        std::fs::write(&file, content)?;
+        self.detour(|sockets| sockets.config = Some(file)).await
+    }
+
+    /// What [`Self::configure`] writes.
+    pub(crate) fn config_file(&self) -> PathBuf {
+        self.dir.path().join("config.yaml")
+    }
+
     /// Back to the node's own sockets: what a scenario put in between ends with it.
     pub(crate) async fn go_straight(&self) -> Result<()> {
         let straight = Sockets::of(&self.node);

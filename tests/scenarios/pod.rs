@@ -12,7 +12,7 @@ use kube::ResourceExt;
 use kube::api::{DeleteParams, ListParams, LogParams, Patch, PatchParams, PostParams};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::evidence::{self, Entry};
@@ -188,6 +188,14 @@ impl LivePod {
             }
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Changes the pod as `kubectl patch` does, by a strategic merge.
+    pub(crate) async fn patch(&self, patch: &Value) -> Result<()> {
+        let (pods, params) = (self.node.pods(), PatchParams::default());
+        pods.patch(&self.name, &params, &Patch::Strategic(patch))
+            .await?;
+        Ok(())
     }
 
     /// Adds an ephemeral container, which does what a regular one does, and waits until it is seen to

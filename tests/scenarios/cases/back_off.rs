@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
 use super::past::until_told;
@@ -270,9 +269,7 @@ async fn pod_that_is_changed_in_its_back_off_starts_as_it_is_then(stage: Stage) 
     let again = Again::begin(&pod).await?;
     until_named(&pod).await?;
     let container = json!({"name": "trainer", "image": stage.node.other_image});
-    let patch = Patch::Strategic(json!({"spec": {"containers": [container]}}));
-    let pods = stage.node.pods();
-    pods.patch(&pod.name, &PatchParams::default(), &patch)
+    pod.patch(&json!({"spec": {"containers": [container]}}))
         .await?;
     pod.has_restarted(&again.before).await?;
     again.has_waited(&pod, 10)?;
@@ -337,12 +334,7 @@ async fn pod_may_wait_for_longer_than_its_node_has_others_wait_and_not_less_long
 }
 
 async fn pods_may_wait_less_long_down_to_the_floor_of_their_node(stage: Stage) -> Result<()> {
-    let config = stage.plugin.run_dir().with_file_name("back-off-floor.yaml");
-    std::fs::write(&config, "back-off-floor: 2\n")?;
-    stage
-        .plugin
-        .detour(|sockets| sockets.config = Some(config))
-        .await?;
+    stage.plugin.configure("back-off-floor: 2\n").await?;
     // The kubelet, which has a back-off of its own, starts nothing here.
     let short = json!({"firstSeconds": 4, "maxSeconds": 4});
     let none = json!({"firstSeconds": 0, "maxSeconds": 0, "resetSeconds": 0});

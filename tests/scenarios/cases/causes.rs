@@ -171,9 +171,13 @@ async fn never_pod_restarts_when_a_process_of_a_container_is_out_of_memory(
 
 async fn never_pod_restarts_one_container_that_is_out_of_memory(stage: Stage) -> Result<()> {
     let rules = json!([when("Restart", "onOOMKilled", &json!({}))]);
+    out_of_memory_restarts_alone(stage, &rules).await
+}
+
+async fn out_of_memory_restarts_alone(stage: Stage, rules: &Value) -> Result<()> {
     let shape = limited(Shape::never().regular("trainer"))
         .at_first(OUT_OF_MEMORY)
-        .rules("trainer", &rules)
+        .rules("trainer", rules)
         .regular("logger");
     let pod = stage.running(shape).await?;
     pod.restarts_alone("trainer", 137).await
@@ -184,12 +188,7 @@ async fn first_rule_that_matches_wins_whatever_it_goes_by(stage: Stage) -> Resul
         when("Restart", "onSignal", &json!(["SIGKILL"])),
         all_when_out_of_memory(),
     ]);
-    let shape = limited(Shape::never().regular("trainer"))
-        .at_first(OUT_OF_MEMORY)
-        .rules("trainer", &rules)
-        .regular("logger");
-    let pod = stage.running(shape).await?;
-    pod.restarts_alone("trainer", 137).await
+    out_of_memory_restarts_alone(stage, &rules).await
 }
 
 /// The runtime keeps it: no event tells of it any more.

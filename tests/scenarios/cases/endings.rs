@@ -263,16 +263,16 @@ async fn restarts_others(stage: &Stage, shape: Shape, kill: Kill) -> Result<(Arc
     let change = |field: &str, value: Value| {
         let mut container = json!({"name": "trainer"});
         container[field] = value;
-        Patch::Strategic(json!({"spec": {"containers": [container]}}))
+        json!({"spec": {"containers": [container]}})
     };
     match kill {
         Kill::Probe => stage.node.make_sick(&pod.uid)?,
         Kill::Image => {
-            let patch = change("image", json!(stage.node.other_image));
-            pods.patch(&pod.name, &params, &patch).await?;
+            pod.patch(&change("image", json!(stage.node.other_image)))
+                .await?;
         }
         Kill::Resize => {
-            let patch = change("resources", memory("80Mi"));
+            let patch = Patch::Strategic(change("resources", memory("80Mi")));
             pods.patch_subresource("resize", &pod.name, &params, &patch)
                 .await?;
         }

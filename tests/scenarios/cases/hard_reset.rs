@@ -104,12 +104,10 @@ async fn with(
     for (key, value) in terms.as_object().into_iter().flatten() {
         told[key] = value.clone();
     }
-    let config = stage.plugin.run_dir().with_file_name("hard-reset.yaml");
-    fs::write(&config, json!({"hardReset": told}).to_string())?;
+    let config = json!({"hardReset": told}).to_string();
     let (usual, quick) = ("kubelet", "kubelet-quick-back-off");
     stage.node.swap_kubelet(usual, quick).await?;
-    let told = |sockets: &mut Sockets| sockets.config = Some(config);
-    let played = match stage.plugin.detour(told).await {
+    let played = match stage.plugin.configure(&config).await {
         Ok(()) => play(stage).await,
         Err(error) => Err(error),
     };
@@ -421,7 +419,7 @@ async fn two_plugins_keep_one_cooldown(stage: Stage) -> Result<()> {
     with(&stage, terms, async |stage| {
         let dir = tempfile::tempdir()?;
         let mut sockets = Sockets::of(&stage.node);
-        sockets.config = Some(stage.plugin.run_dir().with_file_name("hard-reset.yaml"));
+        sockets.config = Some(stage.plugin.config_file());
         let mut second = stage.plugin.command(dir.path(), &sockets);
         second.args(["--nri-index", "20"]).stderr(Stdio::null());
         let mut second = second.spawn()?;

@@ -189,12 +189,7 @@ async fn number_of_restarts_goes_on_in_another_sandbox(stage: Stage) -> Result<(
 }
 
 async fn many_restarts_are_few_events_that_count(stage: Stage) -> Result<()> {
-    let config = stage.plugin.run_dir().with_file_name("no-back-off.yaml");
-    std::fs::write(&config, "back-off: 0\n")?;
-    stage
-        .plugin
-        .detour(|sockets| sockets.config = Some(config))
-        .await?;
+    stage.plugin.configure("back-off: 0\n").await?;
     // The kubelet has a back-off of its own.
     let shape = Shape::never()
         .regular("trainer")

@@ -216,9 +216,7 @@ async fn other_image(stage: Stage, shape: Shape) -> Result<()> {
     let other = "localhost/reprise/other:1";
     stage.node.name_image(&stage.node.image, other).await?;
     let container = json!({"name": "fetch", "image": other});
-    let patch = Patch::Strategic(json!({"spec": {"initContainers": [container]}}));
-    let pods = stage.node.pods();
-    pods.patch(&pod.name, &PatchParams::default(), &patch)
+    pod.patch(&json!({"spec": {"initContainers": [container]}}))
         .await?;
     pod.restarts_all("trainer", 42).await?;
     pod.restart_ended("no replay: fetch has another image by now")
@@ -432,9 +430,7 @@ async fn with_own_variables(
     let pod = stage
         .running(replayed(shape.restarts_all("trainer", 42)))
         .await?;
-    let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
-    let pods = stage.node.pods();
-    pods.patch(&pod.name, &PatchParams::default(), &patch)
+    pod.patch(&json!({"metadata": {"annotations": annotations}}))
         .await?;
     // A sync that waits for a relist goes by the pod as it was before (`podWorkerLoop`, `pod_workers.go`).
     sleep(TWO_RELISTS).await;

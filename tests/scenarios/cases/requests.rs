@@ -3,7 +3,6 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
-use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
 use super::conditions::{LAST_RESTART, all_containers, condition};
@@ -52,11 +51,8 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
 /// Writes the annotation, as `kubectl annotate` does.
 pub(super) async fn ask(pod: &LivePod, value: &str) -> Result<()> {
     let annotations = json!({"restart-request.reprise.dev/pod": value});
-    let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
-    let pods = pod.node.pods();
-    pods.patch(&pod.name, &PatchParams::default(), &patch)
-        .await?;
-    Ok(())
+    pod.patch(&json!({"metadata": {"annotations": annotations}}))
+        .await
 }
 
 /// Waits until the condition that stays begins and ends so, and says that all runs, and until all that runs has begun.
@@ -270,9 +266,7 @@ async fn pods_that_are_asked_for_by_their_label_restart_in_turns(stage: Stage) -
     let mut pods = Vec::new();
     for _ in 0..3 {
         let pod = stage.running(shape.clone()).await?;
-        let patch = Patch::Merge(json!({"metadata": {"labels": {"asked": "yes"}}}));
-        let api = pod.node.pods();
-        api.patch(&pod.name, &PatchParams::default(), &patch)
+        pod.patch(&json!({"metadata": {"labels": {"asked": "yes"}}}))
             .await?;
         pods.push((Before::of(&pod).await?, pod));
     }
