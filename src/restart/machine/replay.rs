@@ -173,7 +173,7 @@ impl Machine {
         } else if let Some(it) = failed {
             // With its back-off, and in its own time.
             self.fall_back(format!("{} failed", it.member.name));
-        } else if self.replayed().all(|it| self.has_begun(it)) {
+        } else if self.replayed().all(|it| self.has_begun(it)) && !self.owes_hook() {
             if let Some(from) = self.replay.seen_from {
                 self.deadline = self.deadline.max(from + FALLBACK_TIME);
             } else if late || self.is_unshielded() {
@@ -227,6 +227,13 @@ impl Machine {
             self.remove_olds(|it, of| it.is_cleared_away(of) && !it.is_replayed(&of.member));
         }
         !whole
+    }
+
+    /// Whether the kubelet, which is to go on, would not wait for a postStart hook, which it does not run.
+    fn owes_hook(&self) -> bool {
+        let whole = self.replayed().count() == self.progress.len();
+        let runs = |it: &Progress| it.is(ContainerKind::Sidecar) && it.running().is_some();
+        !whole && self.replayed().any(|it| runs(it) && !self.passed(it))
     }
 
     /// Those of which there was an attempt to make another one like.

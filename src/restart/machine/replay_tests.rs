@@ -112,6 +112,23 @@ fn what_the_kubelet_is_to_start_comes_after_what_is_replayed() {
     assert_eq!(turns(&world), [vec!["i"]]);
 }
 
+#[test]
+fn what_the_kubelet_is_to_start_waits_for_the_post_start_hook_of_what_is_replayed() {
+    let mut plan = draft(Some(RestartPolicy::Always), FULL, "a", 42).settled();
+    plan.members[1].post_start = true;
+    plan.starter = plan.replayed_until(&"a".into(), "a is probed").unwrap();
+    let mut world = World::begin(plan);
+    reach_replay(&mut world);
+    world.settle();
+    world.end("i", 0);
+    world.settle();
+    assert_eq!(turns(&world), [vec!["i"], vec!["s"]]);
+    assert_eq!(world.admit_create("a"), Verdict::NotYet);
+    world.handle(Event::Hooked("s".into()));
+    assert_eq!(world.machine.phase(), Phase::Up);
+    assert_eq!(world.admit_create("a"), Verdict::Admit);
+}
+
 /// The name of what the kubelet was let create is not to be had any more.
 #[test]
 fn what_the_kubelet_was_let_create_after_a_back_off_is_left_to_it() {
