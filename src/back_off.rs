@@ -146,16 +146,38 @@ impl Past {
         back_off.gap(row.restarts).saturating_sub(row.age(up_ms))
     }
 
-    /// Takes note of a restart that begins at `up_ms`.
-    pub fn begun(&mut self, of: Option<&ContainerName>, up_ms: u64, back_off: &BackOff) {
+    /// Takes note of a restart that was decided at `up_ms`, and waits for so long. Until it is over, which one that another
+    /// replaces never is, it counts as over by then: what was waited is no time that the pod ran for.
+    pub fn begun(
+        &mut self,
+        of: Option<&ContainerName>,
+        up_ms: u64,
+        wait: Duration,
+        back_off: &BackOff,
+    ) {
         let before = self.row(of, up_ms, back_off).map_or(0, |row| row.restarts);
+        let wait = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
         let row = Row {
             restarts: before.saturating_add(1),
-            over_at_up_ms: up_ms,
+            over_at_up_ms: up_ms.saturating_add(wait),
         };
         match of {
             Some(name) => drop(self.containers.insert(name.clone(), row)),
             None => self.pod = Some(row),
+        }
+    }
+
+    /// The same of one that another process has begun, which may have died before or after it was over.
+    pub(crate) fn resumed(
+        &mut self,
+        of: Option<&ContainerName>,
+        up_ms: u64,
+        wait: Duration,
+        back_off: &BackOff,
+    ) {
+        let row = self.row(of, up_ms, back_off);
+        if row.is_none_or(|row| row.over_at_up_ms < up_ms) {
+            self.begun(of, up_ms, wait, back_off);
         }
     }
 
@@ -196,7 +218,8 @@ impl Past {
 }
 
 impl Row {
-    /// Zero if that is yet to come, which only a file can say that is none of ours: a wait too long is better than a loop.
+    /// Zero if that is yet to come: the restart waits, or a file says so that is none of ours, and a wait too long is better
+    /// than a loop.
     fn age(&self, up_ms: u64) -> Duration {
         Duration::from_millis(up_ms.saturating_sub(self.over_at_up_ms))
     }
@@ -269,20 +292,55 @@ mod tests {
         for gap in [0, 10, 20, 40, 80, 160, 300, 300] {
             let wait = past.wait(None, now, &KUBELETS);
             assert_eq!(wait, Duration::from_secs(gap));
-            past.begun(None, now, &KUBELETS);
+            past.begun(None, now, wait, &KUBELETS);
             now += gap * 1000 + 500;
             past.over(None, now);
         }
     }
 
     #[test]
+    fn the_wait_of_a_restart_that_another_replaces_is_no_time_that_the_pod_ran_for() {
+        for longest in [300, 700] {
+            let longest = Duration::from_secs(longest);
+            let back_off = BackOff {
+                longest,
+                ..KUBELETS
+            };
+            let (mut past, mut now, mut waited) = (Past::default(), 1_000_000, Duration::ZERO);
+            for _ in 0..12 {
+                let wait = past.wait(None, now, &back_off);
+                assert!(wait >= waited, "{wait:?} after {waited:?}");
+                past.begun(None, now, wait, &back_off);
+                // It exits as soon as it runs, and its restart is not over.
+                now += u64::try_from(wait.as_millis()).unwrap();
+                waited = wait;
+            }
+            assert_eq!(waited, longest);
+        }
+    }
+
+    #[test]
+    fn a_restart_that_another_process_has_begun_counts_once() {
+        let mut past = Past::default();
+        let wait = |past: &Past, now| past.wait(None, now, &KUBELETS).as_secs();
+        past.resumed(None, 1_000, Duration::ZERO, &KUBELETS);
+        assert_eq!(wait(&past, 1_000), 10);
+        // The process died before it had saved that, or after.
+        past.resumed(None, 1_000, Duration::ZERO, &KUBELETS);
+        assert_eq!(wait(&past, 1_000), 10);
+        past.resumed(None, 2_000, Duration::from_secs(9), &KUBELETS);
+        past.resumed(None, 2_000, Duration::from_secs(9), &KUBELETS);
+        assert_eq!(wait(&past, 11_000), 20);
+    }
+
+    #[test]
     fn running_for_ten_minutes_is_a_new_beginning_and_running_for_a_while_counts() {
         let mut past = Past::default();
-        past.begun(None, 0, &KUBELETS);
+        past.begun(None, 0, Duration::ZERO, &KUBELETS);
         past.over(None, 1_000);
         assert_eq!(past.wait(None, 5_000, &KUBELETS), Duration::from_secs(6));
         assert_eq!(past.wait(None, 11_000, &KUBELETS), Duration::ZERO);
-        past.begun(None, 601_001, &KUBELETS);
+        past.begun(None, 601_001, Duration::ZERO, &KUBELETS);
         assert_eq!(past.pod.map(|row| row.restarts), Some(1));
     }
 
@@ -290,7 +348,7 @@ mod tests {
     fn a_container_that_restarts_alone_waits_for_itself_only() {
         let mut past = Past::default();
         let (a, b) = ("a".into(), "b".into());
-        past.begun(Some(&a), 0, &KUBELETS);
+        past.begun(Some(&a), 0, Duration::ZERO, &KUBELETS);
         assert_eq!(past.wait(Some(&a), 0, &KUBELETS), Duration::from_secs(10));
         assert_eq!(past.wait(Some(&b), 0, &KUBELETS), Duration::ZERO);
         assert_eq!(past.wait(None, 0, &KUBELETS), Duration::ZERO);

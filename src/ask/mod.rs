@@ -22,6 +22,7 @@ use tokio::signal::ctrl_c;
 
 use crate::cli::{AskCommand, ClusterArgs, RestartArgs, StatusArgs};
 use crate::kube::{KubeError, connect_as_user};
+use crate::text;
 
 pub use error::{AskError, Right};
 use screen::Screen;
@@ -81,7 +82,10 @@ async fn status(args: &StatusArgs) -> Result<End, AskError> {
     let rows = status::find(&client, &namespace, args).await?;
     let mut out = io::stdout();
     if args.output.is_some() {
-        writeln!(out, "{:#}", status::json(&rows))?;
+        let json = format!("{:#}", status::json(&rows));
+        for line in json.lines() {
+            writeln!(out, "{}", text::printable_json(line))?;
+        }
     } else if rows.is_empty() {
         writeln!(io::stderr(), "No pod restarts in place, or has.")?;
     } else {

@@ -3,9 +3,9 @@
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::jiff::Timestamp;
 
-use super::token;
 use crate::kube::{LAST_RESTART, RESTARTING};
-use crate::policy::POD_REQUEST_KEY;
+use crate::policy::{POD_REQUEST_KEY, Request};
+use crate::report::BACK_OFF;
 
 /// A pod that can be asked to restart.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,9 +69,9 @@ impl Last {
         })
     }
 
-    /// Whether it answers the request with that token.
-    pub(super) fn answers(&self, token: &str) -> bool {
-        token::is_named(&self.message, token)
+    /// Whether it answers the request with that value.
+    pub(super) fn answers(&self, value: &str) -> bool {
+        Request::answered_in(&self.message) == Some(value)
     }
 
     /// How many restarts there were, by the message: `Restart 4: …`.
@@ -106,18 +106,10 @@ impl UnderWay {
         })
     }
 
-    /// When a back-off ends that the message tells of: `… nothing starts before 2026-11-26T10:53:26Z`.
+    /// When a back-off ends that the message tells of: `…; back-off until 2026-11-26T10:53:26Z`.
     pub(super) fn back_off_until(&self) -> Option<Timestamp> {
-        let mut words = self.message.split_whitespace();
-        while let Some(word) = words.next() {
-            if matches!(word, "before" | "until") {
-                let time = words.next()?.trim_end_matches([',', ';', '.', ')']);
-                if let Ok(time) = time.parse() {
-                    return Some(time);
-                }
-            }
-        }
-        None
+        let (_, until) = self.message.rsplit_once(BACK_OFF)?;
+        until.parse().ok()
     }
 }
 
@@ -190,12 +182,12 @@ mod tests {
         };
         let well = last(
             "True",
-            "Restart 4: requested with value t1, restarted in 143 ms by replay; answers request t2",
+            "Restart 4: requested, restarted in 143 ms by replay; answers request t2",
         );
-        assert!(well.restarted && well.answers("t1") && well.answers("t2") && !well.answers("t"));
+        assert!(well.restarted && well.answers("t2") && !well.answers("t") && !well.answers("4"));
         assert_eq!(well.count(), Some(4));
         assert_eq!(well.at, "2026-11-26T10:53:26Z".parse().ok());
-        let not = last("False", "Request t1: the pod is being deleted");
+        let not = last("False", "An init container failed; answers request t1");
         assert!(!not.restarted && not.answers("t1"));
         assert_eq!(not.count(), None);
         assert_eq!(
@@ -233,23 +225,17 @@ mod tests {
             };
             under_way.back_off_until()
         };
-        let expected = "2026-11-26T10:53:26Z".parse().ok();
         assert_eq!(
-            until("Back-off: nothing starts before 2026-11-26T10:53:26Z"),
-            expected
+            until("why; back-off until 2026-11-26T10:53:26Z"),
+            "2026-11-26T10:53:26Z".parse().ok()
         );
-        assert_eq!(
-            until("backing off until 2026-11-26T10:53:26Z, as before"),
-            expected
-        );
-        assert_eq!(
-            until("until then, not before 2026-11-26T10:53:26Z."),
-            expected
-        );
-        assert_eq!(
-            until("Restart requested with value 2026-11-26T10:53:26Z"),
-            None
-        );
-        assert_eq!(until("wait until"), None);
+        for value in [
+            "2026-11-26T10:53:26Z",
+            "a; back-off until 2026-11-26T10:53:26Z",
+        ] {
+            let message = format!("Restart requested with value {value}, triggering pod restart");
+            assert_eq!(until(&message), None, "{message}");
+        }
+        assert_eq!(until("wait; back-off until"), None);
     }
 }

@@ -42,17 +42,19 @@ pub(super) async fn run(
         screen.note(&format!("pod/{pod} is left alone: it {why}"))?;
     }
     let all = selection.pods.len();
-    let most = args.max_unavailable.map_or(all, usize::from);
+    let turns = args.max_unavailable.filter(|_| !args.dry_run);
+    let most = turns.map_or(all, usize::from);
     let token = Token::new();
+    let value = token.value(args.now);
     let mut restart = Restart {
         api: Api::namespaced(client.clone(), namespace),
         namespace: namespace.to_owned(),
-        value: token.value(args.now),
-        token: token.clone(),
+        value: value.clone(),
+        token,
         dry_run: args.dry_run,
         limit: args.timeout,
         began: Instant::now(),
-        rollout: Rollout::new(selection.pods, token, most, args.timeout.get()),
+        rollout: Rollout::new(selection.pods, value, most, args.timeout.get()),
         screen,
     };
     if args.dry_run || !(args.wait || most < all) {

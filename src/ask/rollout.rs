@@ -8,7 +8,6 @@ use k8s_openapi::jiff::Timestamp;
 use tokio::time::Instant;
 
 use super::pod::{self, Fit, Last, UnderWay};
-use super::token::{self, Token};
 
 /// What has become of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,7 +47,8 @@ pub(super) struct Counts {
 #[derive(Debug)]
 pub(super) struct Rollout {
     pods: Vec<(Fit, State)>,
-    token: Token,
+    /// What they are asked with.
+    value: String,
     /// So many at a time, at most.
     most: usize,
     /// For each pod.
@@ -56,11 +56,11 @@ pub(super) struct Rollout {
 }
 
 impl Rollout {
-    pub(super) fn new(pods: Vec<Fit>, token: Token, most: usize, limit: Duration) -> Self {
+    pub(super) fn new(pods: Vec<Fit>, value: String, most: usize, limit: Duration) -> Self {
         let pods = pods.into_iter().map(|pod| (pod, State::Waiting));
         Self {
             pods: pods.collect(),
-            token,
+            value,
             most,
             limit,
         }
@@ -109,7 +109,7 @@ impl Rollout {
     /// The pod as it is now. Returns which one it is, if that ends the wait for it.
     pub(super) fn see(&mut self, seen: &Pod) -> Option<usize> {
         let index = self.named(seen.metadata.name.as_deref())?;
-        let token = self.token.as_str();
+        let value = self.value.as_str();
         let (fit, state) = &mut self.pods[index];
         let same = seen.metadata.uid.as_ref() == Some(&fit.uid);
         match state {
@@ -121,7 +121,7 @@ impl Rollout {
             State::Asked { message, .. } => {
                 let outcome = if same {
                     *message = UnderWay::of(seen, Timestamp::now()).map(|it| it.message);
-                    outcome(fit, token, seen)
+                    outcome(fit, value, seen)
                 } else {
                     Some(Outcome::NotRestarted("it has been replaced".to_owned()))
                 };
@@ -225,11 +225,10 @@ impl Rollout {
 
 /// What the pod says of the request. Somebody may have asked after us: whatever answers them has begun later, or was under
 /// way then, and answers us too.
-fn outcome(fit: &Fit, token: &str, seen: &Pod) -> Option<Outcome> {
+fn outcome(fit: &Fit, value: &str, seen: &Pod) -> Option<Outcome> {
     let later = pod::request(seen).filter(|value| fit.request.as_deref() != Some(value));
-    let later = later.map(token::of_value);
-    let last = Last::of(seen)
-        .filter(|last| last.answers(token) || later.is_some_and(|later| last.answers(later)));
+    let answers = |last: &Last| last.answers(value) || later.is_some_and(|it| last.answers(it));
+    let last = Last::of(seen).filter(answers);
     match last {
         Some(last) if last.restarted => Some(Outcome::Restarted(last.message)),
         Some(last) => Some(Outcome::NotRestarted(format!(

@@ -143,10 +143,10 @@ mod tests {
              "status": {"conditions": [
                 {"type": "reprise.dev/AllContainersRestarting", "status": "True", "reason": "RestartRequested",
                  "lastTransitionTime": "2026-11-26T10:53:26Z",
-                 "message": "Restart requested with value t, nothing starts before 2026-11-26T10:55:00Z"},
+                 "message": "Restart requested with value t, triggering pod restart; back-off until 2026-11-26T10:55:00Z"},
                 {"type": "reprise.dev/LastRestart", "status": "True", "reason": "Restarted",
                  "lastTransitionTime": "2026-11-26T08:53:26Z",
-                 "message": "Restart 12: requested with value s, restarted in 143 ms by replay"}]}},
+                 "message": "Restart 12: requested, restarted in 143 ms by replay; answers request s"}]}},
             {"metadata": {"namespace": "n", "name": "other"}},
         ]);
         let pods: Vec<Pod> = serde_json::from_value(pods).unwrap();
@@ -159,7 +159,7 @@ mod tests {
         let now = "2026-11-26T10:54:00Z".parse().unwrap();
         let expected = "\
 POD     UNDER WAY                 SINCE   BACK-OFF UNTIL         RESTARTS   LAST   OUTCOME     MESSAGE
-web-0   AllContainersRestarting   34s     2026-11-26T10:55:00Z   12         2h     Restarted   Restart requested with value t, nothing starts before 2026-11-26T10:55:00Z
+web-0   AllContainersRestarting   34s     2026-11-26T10:55:00Z   12         2h     Restarted   Restart requested with value t, triggering pod restart; back-off until 2026-11-26T10:55:00Z
 other   -                         -       -                      -          -      -           -
 ";
         assert_eq!(table(&rows(), false, now), expected);

@@ -51,9 +51,11 @@ pub(super) fn check(
         }
         let of_kubelet = spec.values().any(|rules| !rules.is_empty());
         if !of_kubelet {
-            return finding.note("no restart rules: Reprise leaves this pod alone");
+            return finding.note("no restart rules: Reprise restarts this pod on request alone");
         }
-        finding.note("the kubelet acts on all of its rules: Reprise leaves this pod alone");
+        finding.note(
+            "the kubelet acts on all of its rules: Reprise restarts this pod on request alone",
+        );
     }
     let rulings = Rulings {
         policy: policy.unwrap_or_default(),
@@ -256,7 +258,7 @@ mod tests {
                 "  a (regular): exit 7 → {again}, by {on_7}; exit 42 → {all}, by {on_42}; {never}"
             );
             assert!(text.contains(&expected), "{version}: {text}");
-            let alone = "  the kubelet acts on all of its rules: Reprise leaves this pod alone\n";
+            let alone = "  the kubelet acts on all of its rules: Reprise restarts this pod on request alone\n";
             assert_eq!(text.contains(alone), version == "1.36", "{text}");
             assert_eq!(problems, 0);
         }

@@ -349,19 +349,19 @@ template: {spec: {containers: [{name: a}]}}
         text,
         "\
 f:8: JobSet js, spec.replicatedJobs[0].template.spec.template
-  no restart rules: Reprise leaves this pod alone
+  no restart rules: Reprise restarts this pod on request alone
 f:12: CronJob cj, spec.jobTemplate.spec.template
-  no restart rules: Reprise leaves this pod alone
+  no restart rules: Reprise restarts this pod on request alone
 f:13: Pod p
-  no restart rules: Reprise leaves this pod alone
+  no restart rules: Reprise restarts this pod on request alone
 f:16: ConfigMap cm
   no pod in it
 f:24: LeaderWorkerSet lws, spec.leaderWorkerTemplate.leaderTemplate
-  no restart rules: Reprise leaves this pod alone
+  no restart rules: Reprise restarts this pod on request alone
 f:25: LeaderWorkerSet lws, spec.leaderWorkerTemplate.workerTemplate
-  no restart rules: Reprise leaves this pod alone
+  no restart rules: Reprise restarts this pod on request alone
 f:30: PodTemplate pt, template
-  no restart rules: Reprise leaves this pod alone
+  no restart rules: Reprise restarts this pod on request alone
 "
     );
     assert_eq!(problems, 0);

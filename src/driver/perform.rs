@@ -416,7 +416,7 @@ fn ending<'f>(
         complete: outcome == Outcome::Completed,
         what,
         restarts: finished.past.restarts,
-        joined: finished.plan.joined.as_ref().map(Request::as_str),
+        answers: finished.plan.answers(),
     })
 }
 

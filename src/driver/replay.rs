@@ -194,12 +194,12 @@ impl Driver {
             .iter()
             .filter_map(|name| replay.attempts.get_key_value(name));
         let attempts: Vec<_> = attempts.collect();
-        if let Err(blocker) = self.still_fits(&replay, plan, spec.as_deref()).await
+        let mut turn = self.turn(plan).await;
+        if let Err(blocker) = self.still_fits(&replay, plan).await
             && let Some((name, _)) = attempts.first()
         {
             return self.not_replayed(&plan.id, name, &ReplayError::Blocked(blocker));
         }
-        let mut turn = self.turn(plan).await;
         if let Some(hosts) = replay.hosts.clone() {
             hosts.restore().await;
         }
@@ -229,12 +229,9 @@ impl Driver {
     }
 
     /// Whether a start by the kubelet would be the same, after a turn or a back-off, as when the containers were read.
-    async fn still_fits(
-        &self,
-        replay: &Replay,
-        plan: &Plan,
-        spec: Option<&PodSpec>,
-    ) -> Result<(), ReplayBlocker> {
+    async fn still_fits(&self, replay: &Replay, plan: &Plan) -> Result<(), ReplayBlocker> {
+        let spec = self.lock().pod.spec();
+        let spec = spec.as_deref();
         let made = replay.attempts.iter().map(|(name, it)| (name, &it.config));
         self.have_their_variables(made.clone(), spec)?;
         if plan.back_off().is_zero() {

@@ -287,7 +287,7 @@ async fn a_pod_waits_by_a_back_off_of_its_own_unless_it_is_shorter_than_its_node
         let [ten, most, reset] = [10, 300, 600].map(Duration::from_secs);
         let back_off = BackOff::try_new(ten, most, reset).unwrap();
         let up = place.clock.moment().up_ms;
-        place.past.begun(None, up, &back_off);
+        place.past.begun(None, up, Duration::ZERO, &back_off);
         let driver = place.driver().await;
         let _answer = begin(&driver);
         let planned = with_plan(&driver, |plan| plan.back_off_ms);
@@ -305,7 +305,9 @@ async fn a_back_off_is_as_long_as_it_was_meant_to_be_whatever_the_clock_on_the_w
             Duration::from_mins(10),
         );
         let up = place.clock.moment().up_ms;
-        place.past.begun(None, up, &back_off.unwrap());
+        place
+            .past
+            .begun(None, up, Duration::ZERO, &back_off.unwrap());
         let driver = place.driver().await;
         let _answer = begin(&driver);
         assert_eq!(with_plan(&driver, |plan| plan.back_off_ms), 10_000);

@@ -293,8 +293,9 @@ fn request(pod: &Pod) -> Option<Result<Request, RequestError>> {
     let annotations = pod.metadata.annotations.as_ref()?;
     let request = Request::of(|key| annotations.get(key).map(String::as_str))?;
     let message = last_restart(pod);
-    let answers = |request: &Request| message.is_some_and(|it| request.is_in(it));
-    (!request.as_ref().is_ok_and(answers)).then_some(request)
+    let answered = message.and_then(Request::answered_in);
+    let is_answered = |request: &Request| answered == Some(request.as_str());
+    (!request.as_ref().is_ok_and(is_answered)).then_some(request)
 }
 
 /// What the condition says of it.

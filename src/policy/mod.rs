@@ -76,7 +76,11 @@ impl Written {
     pub fn read(unread: &Unread) -> Self {
         let mut written = Self::default();
         let nodes = &mut Nodes::of_pod();
-        written.options = Options::read(unread, nodes, &mut written.about_options);
+        let options = Options::read(unread, nodes, &mut written.about_options);
+        // Half of them would serve nobody.
+        if written.about_options.is_empty() {
+            written.options = options;
+        }
         written.request = unread.request();
         for (place, text) in unread.at(RULES_KEY) {
             written.read_rules(place, text, nodes);
@@ -113,6 +117,11 @@ impl Written {
     /// What the pod was made with: nobody asks by it.
     pub(crate) fn request(&self) -> Option<&Request> {
         self.request.as_ref()
+    }
+
+    /// How the pod wants its restarts done; where anything is wrong with that, as any other.
+    pub(crate) fn options(&self) -> &Options {
+        &self.options
     }
 
     fn has_rules(&self) -> bool {
@@ -389,7 +398,7 @@ impl Policy {
     /// How the pod wants its restarts done.
     #[must_use]
     pub fn options(&self) -> &Options {
-        &self.written.options
+        self.written.options()
     }
 }
 

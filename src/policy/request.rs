@@ -8,6 +8,8 @@ pub const REQUEST_KEY: &str = "restart-request.reprise.dev";
 pub(crate) const POD_REQUEST_KEY: &str = "restart-request.reprise.dev/pod";
 /// At the end of a value: a back-off is not waited for.
 pub(crate) const URGENT: char = '!';
+/// What stands before the value in a message that tells of its answer.
+const ANSWER: &str = "; answers request ";
 /// The longest value, in bytes: it is repeated in conditions, events and logs.
 const LONGEST: usize = 128;
 
@@ -63,15 +65,14 @@ impl Request {
         self.0.ends_with(URGENT)
     }
 
-    /// Whether that message, of a condition, says that it was answered.
-    pub(crate) fn is_in(&self, message: &str) -> bool {
-        let mut after = message
-            .match_indices(&self.0)
-            .map(|(at, _)| (&message[..at], &message[at + self.0.len()..]));
-        after.any(|(before, after)| {
-            let begins = ["value ", "request "].iter().any(|it| before.ends_with(it));
-            begins && (after.is_empty() || after.starts_with([',', ';']))
-        })
+    /// The end of a message that tells of its answer.
+    pub(crate) fn answer(&self) -> String {
+        format!("{ANSWER}{}", self.0)
+    }
+
+    /// The value whose answer that message tells of. It is what comes last, whatever is in it.
+    pub(crate) fn answered_in(message: &str) -> Option<&str> {
+        message.split_once(ANSWER).map(|(_, value)| value)
     }
 }
 
@@ -113,13 +114,12 @@ mod tests {
 
     #[test]
     fn a_condition_answers_the_value_that_it_names_and_no_other() {
-        let message = "Restart 2: requested with value a-1, restarted in 9 ms; answers request b";
-        for (value, answered) in [("a-1", true), ("b", true), ("a", false), ("1", false)] {
-            assert_eq!(
-                Request::read(value).unwrap().is_in(message),
-                answered,
-                "{value}"
-            );
+        for value in ["a-1", "second, of the kind", "x; answers request y", "5!"] {
+            let answer = Request::read(value).unwrap().answer();
+            let message = format!("Restart 2: requested, restarted in 9 ms{answer}");
+            assert_eq!(Request::answered_in(&message), Some(value));
         }
+        let none = "Restart 2: container a exited with code 42, restarted in 9 ms";
+        assert_eq!(Request::answered_in(none), None);
     }
 }

@@ -341,7 +341,12 @@ mod tests {
     fn past() -> Past {
         let mut past = Past::default();
         let day = Duration::from_hours(24);
-        past.begun(None, 5, &BackOff::try_new(day, day, day).unwrap());
+        past.begun(
+            None,
+            5,
+            Duration::ZERO,
+            &BackOff::try_new(day, day, day).unwrap(),
+        );
         past
     }
 

@@ -2,7 +2,7 @@
 
 use super::{RestartEnding, Story};
 use crate::kube::{Condition, KubeletFeatures, LAST_RESTART};
-use crate::policy::Action;
+use crate::policy::{Action, Request};
 
 const ALL_CONTAINERS: &str = "AllContainersRestarting";
 const POD: &str = "PodRestarting";
@@ -42,7 +42,7 @@ pub(super) fn of(kind: &str, restarting: bool, reason: &str, message: String) ->
 /// The condition that stays when a restart is over.
 pub(super) fn last(story: &Story<'_>, ending: &RestartEnding<'_>) -> Condition {
     let cause = match story.request {
-        Some(request) => format!("requested with value {request}"),
+        Some(_) => "requested".to_owned(),
         None => format!(
             "container {} exited with code {}{}",
             story.container,
@@ -51,9 +51,8 @@ pub(super) fn last(story: &Story<'_>, ending: &RestartEnding<'_>) -> Condition {
         ),
     };
     let RestartEnding { restarts, what, .. } = ending;
-    let joined = ending.joined.map(|it| format!("; answers request {it}"));
-    let joined = joined.unwrap_or_default();
-    let message = format!("Restart {restarts}: {cause}, {what}{joined}");
+    let answer = ending.answers.map(Request::answer).unwrap_or_default();
+    let message = format!("Restart {restarts}: {cause}, {what}{answer}");
     of(LAST_RESTART, ending.complete, ending.reason, message)
 }
 
@@ -114,12 +113,13 @@ mod tests {
 
     #[test]
     fn the_last_restart_is_told_with_its_number_its_cause_and_what_it_answers() {
+        let request = serde_json::from_value("t2".into()).unwrap();
         let ending = RestartEnding {
             reason: "Restarted",
             complete: true,
             what: "restarted in 9 ms by replay".to_owned(),
             restarts: 3,
-            joined: Some("t2"),
+            answers: Some(&request),
         };
         let last = |story: &Story<'_>| last(story, &ending).message;
         assert_eq!(
@@ -128,7 +128,7 @@ mod tests {
         );
         assert_eq!(
             told(|it| it.request = Some("t1"), last),
-            "Restart 3: requested with value t1, restarted in 9 ms by replay; answers request t2"
+            "Restart 3: requested, restarted in 9 ms by replay; answers request t2"
         );
     }
 

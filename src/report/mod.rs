@@ -16,9 +16,12 @@ use tokio::sync::oneshot;
 use crate::ids::{ContainerName, ExitCode, PodIdentity, PodUid};
 use crate::kube::{Conditions, Events, KubeletFeatures, PodSpec, Said};
 use crate::metrics::Metrics;
-use crate::policy::{Action, RequestError};
+use crate::policy::{Action, Request, RequestError};
 use crate::restart::pod::BegunAnew;
 use crate::text;
+
+/// What stands before the time in a condition's message that tells of a back-off.
+pub(crate) const BACK_OFF: &str = "; back-off until ";
 
 /// What there is to say of a restart.
 #[derive(Debug, Clone)]
@@ -85,7 +88,7 @@ impl Story<'_> {
         if self.back_off.is_zero() {
             self.cause()
         } else {
-            format!("{}; back-off until {}", self.cause(), self.start_at)
+            format!("{}{BACK_OFF}{}", self.cause(), self.start_at)
         }
     }
 }
@@ -101,8 +104,8 @@ pub struct RestartEnding<'a> {
     pub what: String,
     /// How often the pod has restarted, with this time.
     pub restarts: u32,
-    /// A request that came in the middle, and is answered by it.
-    pub joined: Option<&'a str>,
+    /// The last of the requests that are answered by it.
+    pub answers: Option<&'a Request>,
 }
 
 /// Why exits of a pod's containers cannot be held.

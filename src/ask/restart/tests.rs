@@ -73,7 +73,7 @@ fn answered(name: &str, status: &str, token: &str) -> Value {
     pod["metadata"]["resourceVersion"] = json!("2");
     pod["status"]["conditions"] = json!([{
         "type": "reprise.dev/LastRestart", "status": status, "reason": "Restarted",
-        "message": format!("Restart 1: requested with value {token}, restarted in 143 ms by replay"),
+        "message": format!("Restart 1: requested, restarted in 143 ms by replay; answers request {token}"),
     }]);
     pod
 }
@@ -129,7 +129,7 @@ async fn a_pod_is_waited_for_until_its_answer() {
     assert_eq!(said.end.unwrap(), End::Well);
     let last = said.out.lines().last().unwrap();
     assert!(
-        last.starts_with("pod/a restarted: Restart 1: requested with value 20"),
+        last.starts_with("pod/a restarted: Restart 1: requested, restarted in 143 ms by replay; answers request 20"),
         "{last}"
     );
 }

@@ -13,12 +13,11 @@ fn fit(name: &str) -> Fit {
     }
 }
 
-/// Some pods, and the token.
+/// Some pods, and the value that they are asked with.
 fn rollout(names: &[&str], most: usize) -> (Rollout, String) {
-    let token = Token::new();
-    let text = token.to_string();
+    let value = "t1".to_owned();
     let pods = names.iter().map(|name| fit(name)).collect();
-    (Rollout::new(pods, token, most, LIMIT), text)
+    (Rollout::new(pods, value.clone(), most, LIMIT), value)
 }
 
 /// One pod that has been asked.
@@ -52,7 +51,7 @@ fn restarted(name: &str, token: &str) -> Pod {
         token,
         &last(
             "True",
-            &format!("Restart 1: requested with value {token}, restarted"),
+            &format!("Restart 1: requested, restarted; answers request {token}"),
         ),
     )
 }
@@ -91,7 +90,10 @@ fn nobody_is_asked_after_one_that_has_not_restarted() {
     let not = pod(
         "a",
         &token,
-        &last("False", &format!("Restart 1: requested with value {token}")),
+        &last(
+            "False",
+            &format!("Restart 1: requested; answers request {token}"),
+        ),
     );
     assert_eq!(rollout.see(&not), Some(0));
     assert!(rollout.next().is_empty());
@@ -103,14 +105,17 @@ fn nobody_is_asked_after_one_that_has_not_restarted() {
 }
 
 #[test]
-fn an_answer_has_the_token_and_says_how_it_ended() {
+fn an_answer_has_the_value_and_says_how_it_ended() {
     let (mut rollout, token, _) = asked();
     for other in [
         json!([]),
-        last("True", "Restart 1: requested with value t0, restarted"),
         last(
             "True",
-            &format!("Restart 1: requested with value {token}x, restarted"),
+            "Restart 1: requested, restarted; answers request t0",
+        ),
+        last(
+            "True",
+            &format!("Restart 1: requested, restarted; answers request {token}x"),
         ),
     ] {
         assert_eq!(rollout.see(&pod("a", &token, &other)), None, "{other}");
@@ -131,19 +136,28 @@ fn whoever_answers_a_later_request_answers_this_one() {
     let before = pod(
         "a",
         "t0",
-        &last("True", "Restart 1: requested with value t0, restarted"),
+        &last(
+            "True",
+            "Restart 1: requested, restarted; answers request t0",
+        ),
     );
     assert_eq!(rollout.see(&before), None);
     let later = pod(
         "a",
         "t9!",
-        &last("True", "Restart 1: requested with value t0, restarted"),
+        &last(
+            "True",
+            "Restart 1: requested, restarted; answers request t0",
+        ),
     );
     assert_eq!(rollout.see(&later), None);
     let later = pod(
         "a",
         "t9!",
-        &last("True", "Restart 2: requested with value t9, restarted"),
+        &last(
+            "True",
+            "Restart 2: requested, restarted; answers request t9!",
+        ),
     );
     assert_eq!(rollout.see(&later), Some(0));
 }
@@ -151,7 +165,10 @@ fn whoever_answers_a_later_request_answers_this_one() {
 #[test]
 fn what_others_asked_before_it_was_its_turn_is_no_later_request() {
     let (mut rollout, _) = rollout(&["a"], 1);
-    let answer = last("True", "Restart 2: requested with value t5, restarted");
+    let answer = last(
+        "True",
+        "Restart 2: requested, restarted; answers request t5",
+    );
     assert_eq!(rollout.see(&pod("a", "t5", &answer)), None);
     rollout.asked(0, Instant::now());
     assert_eq!(rollout.see(&pod("a", "t5", &answer)), None);

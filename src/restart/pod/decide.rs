@@ -122,10 +122,10 @@ impl Pod {
         now: &Moment,
     ) {
         // Whoever asks is heard at every news of the pod.
-        let under_way = trigger.request.is_some() && self.machine.is_some();
+        let request = trigger.request.as_ref();
         if withdrawn {
             self.release_all(now);
-        } else if !self.deleting && !under_way {
+        } else if !self.deleting && request.is_none_or(|it| self.is_still_asked(it)) {
             self.begin(trigger, action, now);
         }
     }
@@ -172,15 +172,15 @@ impl Pod {
         let (scope, back_off) = (scope(action, trigger), &self.back_off());
         let wait = self.past.wait(scope.as_ref(), now.up_ms, back_off);
         self.past_before = self.past.clone();
-        self.past.begun(scope.as_ref(), now.up_ms, back_off);
+        self.past.begun(scope.as_ref(), now.up_ms, wait, back_off);
         wait
     }
 
     /// The gaps between its restarts.
-    fn back_off(&self) -> BackOff {
+    pub(super) fn back_off(&self) -> BackOff {
         let node = self.shared.back_off;
-        let policy = self.policy.as_ref();
-        policy.map_or(node, |it| node.asked(&it.options().back_off))
+        self.options()
+            .map_or(node, |options| node.asked(&options.back_off))
     }
 
     /// What keeps the containers from being replayed.
@@ -196,13 +196,16 @@ impl Pod {
         } else if !self.shared.gate.is_there() {
             Some(ReplayBlocker::NoGate)
         } else {
-            replay::blocker(
-                start,
-                self.spec.as_deref(),
-                &members,
-                &self.shared.replay_devices,
-            )
-            .or_else(|| self.requests.changed(&members, self.spec.as_deref()))
+            let (spec, devices) = (self.spec.as_deref(), &self.shared.replay_devices);
+            let blocker = replay::blocker(start, spec, &members, devices);
+            // What comes before that container may be replayed.
+            let first = blocker.as_ref().map(ReplayBlocker::container);
+            let before = members
+                .iter()
+                .take_while(|it| first != Some(Some(&it.name)));
+            let before: Vec<&Member> = before.copied().collect();
+            let changed = self.requests.changed(&before, spec);
+            changed.filter(|_| first != Some(None)).or(blocker)
         }
     }
 
@@ -308,19 +311,13 @@ impl Pod {
 
     /// How long its containers may take to stop.
     fn grace(&self) -> Duration {
-        let asked = self
-            .policy
-            .as_ref()
-            .and_then(|it| it.options().grace_period);
+        let asked = self.options().and_then(|it| it.grace_period);
         let of_spec = self.spec.as_ref().map_or(DEFAULT_GRACE, |it| it.grace);
         asked.unwrap_or(of_spec)
     }
 
     fn settle(&self, draft: Plan) -> Plan {
-        let completed = self
-            .policy
-            .as_ref()
-            .map(|it| it.options().completed_containers);
+        let completed = self.options().map(|it| it.completed_containers);
         draft.settle(
             completed == Some(CompletedContainers::Keep),
             self.native.is_none_or(|it| it.exited_initialises),

@@ -10,7 +10,7 @@ use crate::ids::{ContainerId, ContainerName, Exit, ExitCode};
 use crate::kube::PodSpec;
 use crate::node::{Instance, InstanceState, Maker};
 use crate::plan::{Generation, Member, Plan, Seen, Trigger};
-use crate::policy::{Action, Start};
+use crate::policy::{Action, Options, Start};
 use crate::restart::machine::Machine;
 use crate::times::RELIST_INTERVAL;
 
@@ -37,8 +37,13 @@ impl Pod {
 
     /// Who is to start its containers again.
     pub(crate) fn start(&self) -> Start {
-        let asked = self.policy.as_ref().and_then(|it| it.options().start);
+        let asked = self.options().and_then(|it| it.start);
         self.shared.start.asked(asked)
+    }
+
+    /// How the pod wants its restarts done, also those that nobody's rules ask for. `None`: that is being read.
+    pub(super) fn options(&self) -> Option<&Options> {
+        self.written.as_ref().map(|it| it.options())
     }
 
     /// When it is to be told that time has passed.

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use super::decide::scope;
 use super::{Command, Course, Finished, Pod, Task};
 use crate::clock::Moment;
 use crate::ids::{ContainerId, ContainerName};
@@ -74,6 +75,14 @@ impl Pod {
         if trigger.request.is_none() {
             self.instances.ended(&trigger.container, Some(trigger.code));
             self.decided.insert(trigger.container.clone());
+            self.past_before = self.past.clone();
+            let (scope, back_off) = (scope(plan.action, trigger), &self.back_off());
+            self.past.resumed(
+                scope.as_ref(),
+                plan.decided_up_ms,
+                plan.back_off(),
+                back_off,
+            );
         }
         self.settle_olds(plan);
         self.machine = Some(machine);

@@ -20,14 +20,25 @@ impl Pod {
         let Some(request) = self.unanswered() else {
             return;
         };
-        let Some(machine) = &self.machine else {
-            return self.begin_requested(request, now);
-        };
-        // What it cannot join begins when it is over.
-        if machine.plan().is_whole_pod() && machine.phase() != Phase::Over {
+        if self.may_begin_requested() {
+            self.begin_requested(request, now);
+        } else if let Some(machine) = &self.machine
+            && machine.phase() != Phase::Over
+        {
             let waited = now.since(machine.plan().decided_up_ms);
             self.feed(Event::Asked(request, waited), now);
         }
+    }
+
+    /// Whether no restart is under way that answers a request, or has yet to be finished. One of a single container is replaced.
+    fn may_begin_requested(&self) -> bool {
+        let machine = self.machine.as_ref();
+        machine.is_none_or(|it| !it.plan().is_whole_pod() && it.phase() != Phase::Over)
+    }
+
+    /// Whether that is what somebody still asks for, and it is not under way.
+    pub(super) fn is_still_asked(&mut self, request: &Request) -> bool {
+        self.may_begin_requested() && self.unanswered().as_ref() == Some(request)
     }
 
     /// What is asked for and has yet to be answered. What the sandbox was made with asks for nothing.
@@ -80,7 +91,9 @@ impl Pod {
                 InstanceState::Running => None,
                 InstanceState::Ended(code) => {
                     let member = self.known_member(&container.name)?;
-                    let waits = |code: &ExitCode| !member.stays_ended_after(*code);
+                    let machine = self.machine.as_ref();
+                    let again = machine.is_some_and(|it| it.is_to_run_again(&container.name));
+                    let waits = |code: &ExitCode| again || !member.stays_ended_after(*code);
                     Some(code.filter(waits)?)
                 }
                 InstanceState::Created => return None,

@@ -191,8 +191,13 @@ fn with_policy(start: Start, restart_policy: &str) -> Pod {
     let rule = "[{action: Restart, exitCodes: {operator: In, values: [42]}}]";
     let unread = Unread::of([("restart-rules.reprise.dev", rule)]);
     pod.written(Written::read(&unread), &now);
+    pod.spec_changed(spec(restart_policy, &json!({})), &now);
+    pod
+}
+
+fn spec(restart_policy: &str, annotations: &serde_json::Value) -> Arc<PodSpec> {
     let spec = json!({
-        "metadata": {"name": "p", "namespace": "n", "uid": "u"},
+        "metadata": {"name": "p", "namespace": "n", "uid": "u", "annotations": annotations},
         "spec": {
             "restartPolicy": restart_policy,
             "initContainers": [{"name": "i"}],
@@ -200,8 +205,74 @@ fn with_policy(start: Start, restart_policy: &str) -> Pod {
         },
     });
     let spec = PodSpec::from_pod(&serde_json::from_value(spec).unwrap(), "node");
-    pod.spec_changed(Arc::new(spec.unwrap()), &now);
-    pod
+    Arc::new(spec.unwrap())
+}
+
+#[test]
+fn a_request_restarts_the_pod_also_while_a_container_restarts_alone() {
+    let (mut pod, now) = (with_rules(Start::Kubelet), moment());
+    let a = ContainerId::from("a-0");
+    pod.created(a.clone(), Instance::running("a"));
+    assert!(pod.decide_hold(&a, Duration::ZERO, &now));
+    pod.ended(&a, Some(ExitCode(42)), &now);
+    assert!(!pod.plan().unwrap().is_whole_pod());
+    let asked = json!({"restart-request.reprise.dev": "1"});
+    pod.spec_changed(spec("Never", &asked), &now);
+    let plan = pod.plan().unwrap().clone();
+    assert!(plan.is_whole_pod() && plan.trigger.container == a);
+    let request = plan.trigger.request.clone().unwrap();
+    assert_eq!(request.as_str(), "1");
+    // Whoever asked for the manifest meanwhile hears of it when that has begun.
+    let action = Action::RestartAllContainers;
+    pod.manifest_asked(&plan.trigger, action, false, &now);
+    assert_eq!(pod.plan().unwrap().id, plan.id);
+}
+
+#[test]
+fn a_pod_without_rules_has_its_restarts_done_as_it_wants_them() {
+    for (text, start) in [
+        ("start: Kubelet", Start::Kubelet),
+        ("{start: Kubelet, completedContainers: Kept}", Start::Auto),
+    ] {
+        let mut pod = pod(Start::Auto);
+        let unread = Unread::of([("restart-options.reprise.dev", text)]);
+        pod.written(Written::read(&unread), &moment());
+        assert_eq!(pod.start(), start, "{text}");
+    }
+}
+
+/// Nothing is replayed whose resources are not what they were, whatever comes after it.
+#[test]
+fn a_container_that_was_resized_is_not_replayed_before_one_that_is_the_kubelets() {
+    let (mut pod, now) = (pod(Start::Auto), moment());
+    let rule = "[{action: RestartAllContainers, exitCodes: {operator: In, values: [42]}}]";
+    let unread = Unread::of([("restart-rules.reprise.dev", rule)]);
+    pod.written(Written::read(&unread), &now);
+    let spec = |memory: &str| {
+        let spec = json!({
+            "metadata": {"name": "p", "namespace": "n", "uid": "u"},
+            "spec": {
+                "restartPolicy": "Always",
+                "initContainers": [{"name": "s", "restartPolicy": "Always", "resources": {"requests": {"memory": memory}}}],
+                "containers": [{"name": "a", "livenessProbe": {"exec": {"command": ["true"]}}}],
+            },
+        });
+        let spec = PodSpec::from_pod(&serde_json::from_value(spec).unwrap(), "node");
+        Arc::new(spec.unwrap())
+    };
+    pod.features_changed(KubeletFeatures::default());
+    pod.spec_changed(spec("1Mi"), &now);
+    let [s, a] = ["s-0", "a-0"].map(ContainerId::from);
+    pod.created(s, Instance::running("s"));
+    pod.created(a.clone(), Instance::running("a"));
+    pod.spec_changed(spec("2Mi"), &now);
+    assert!(pod.decide_hold(&a, Duration::ZERO, &now));
+    pod.ended(&a, Some(ExitCode(42)), &now);
+    let starter = pod.plan().unwrap().starter.clone();
+    assert!(
+        matches!(starter, crate::plan::Starter::Kubelet(_)),
+        "{starter:?}"
+    );
 }
 
 /// While nobody kept it from that.

@@ -106,7 +106,7 @@ pub(super) fn past(case: &Case) -> Past {
     let of = (case.action == Action::Restart).then(|| case.trigger_name());
     let mut past = Past::default();
     if case.back_off > 0 {
-        past.begun(of.as_ref(), BEGIN, &back_off(case));
+        past.begun(of.as_ref(), BEGIN, Duration::ZERO, &back_off(case));
     }
     past
 }

@@ -26,8 +26,8 @@ pub(super) fn load(input: &[u8]) {
     for mut past in pasts.into_values() {
         for of in [None, Some(ContainerName::from("trainer"))] {
             for now in [0, 1_790_000_000_000, u64::MAX] {
-                let _ = past.wait(of.as_ref(), now, &back_off);
-                past.begun(of.as_ref(), now, &back_off);
+                let wait = past.wait(of.as_ref(), now, &back_off);
+                past.begun(of.as_ref(), now, wait, &back_off);
                 past.over(of.as_ref(), now);
             }
         }

@@ -102,8 +102,8 @@ async fn restarts_once_for_each(stage: Stage, shape: Shape) -> Result<()> {
             told.len() == 2 && said,
             "the condition was seen as {told:?}"
         );
-        let begin = format!("Restart {number}: requested with value {value}, restarted in ");
-        until_answered(&pod, &begin, "").await?;
+        let begin = format!("Restart {number}: requested, restarted in ");
+        until_answered(&pod, &begin, &format!("; answers request {value}")).await?;
     }
     // The same value again is no request.
     ask(&pod, "second, of the kind: that has spaces").await?;
@@ -132,7 +132,12 @@ async fn stops_its_containers(stage: Stage, shape: Shape) -> Result<()> {
         .iter()
         .filter(|it| it.deed == crate::evidence::Deed::Warned);
     ensure!(warned.count() == 2, "not all preStop hooks ran");
-    until_answered(&pod, "Restart 1: requested with value a, restarted in ", "").await
+    until_answered(
+        &pod,
+        "Restart 1: requested, restarted in ",
+        "; answers request a",
+    )
+    .await
 }
 
 async fn always_pod_without_rules_restarts_when_asked(stage: Stage) -> Result<()> {
@@ -144,7 +149,12 @@ async fn always_pod_without_rules_restarts_when_asked(stage: Stage) -> Result<()
     let before = Before::of(&pod).await?;
     ask(&pod, "a").await?;
     pod.has_restarted(&before).await?;
-    until_answered(&pod, "Restart 1: requested with value a, restarted in ", "").await
+    until_answered(
+        &pod,
+        "Restart 1: requested, restarted in ",
+        "; answers request a",
+    )
+    .await
 }
 
 async fn request_in_a_back_off_waits_unless_it_is_urgent(stage: Stage) -> Result<()> {
@@ -226,8 +236,8 @@ async fn request_while_nothing_but_a_sidecar_runs_waits_for_the_others(stage: St
     nothing_happens(&pod).await?;
     until_answered(
         &pod,
-        "Restart 1: requested with value early, restarted in ",
-        "",
+        "Restart 1: requested, restarted in ",
+        "; answers request early",
     )
     .await?;
     // The trainer may have been ended before it said anything, but not before it was started.
@@ -252,7 +262,12 @@ async fn request_while_the_plugin_is_away_is_answered_once(stage: Stage) -> Resu
     ask(&pod, "a").await?;
     stage.plugin.start().await?;
     pod.has_restarted(&before).await?;
-    until_answered(&pod, "Restart 1: requested with value a, restarted in ", "").await?;
+    until_answered(
+        &pod,
+        "Restart 1: requested, restarted in ",
+        "; answers request a",
+    )
+    .await?;
     stage.plugin.kill().await?;
     stage.plugin.start().await?;
     stage.plugin.until_ready(1).await?;
@@ -291,10 +306,18 @@ async fn pods_that_are_asked_for_by_their_label_restart_in_turns(stage: Stage) -
         );
         pod.has_restarted(before).await?;
     }
-    let began: Vec<_> = pods
-        .iter()
-        .map(|(before, pod)| Ok(pod.evidence_since(before)?.first().map(|it| it.at)))
-        .collect::<Result<_>>()?;
-    ensure!(began.iter().all(Option::is_some), "{began:?}");
+    let (begins, ends) = ("restarting all containers", "all containers run again");
+    let mut log = stage.plugin.log_lines(" in place, ")?;
+    log.extend(stage.plugin.log_lines(ends)?);
+    log.retain(|line| pods.iter().any(|(_, pod)| line.contains(&pod.name)));
+    // Each line begins with its time.
+    log.sort_unstable();
+    let in_turns = log.chunks(2).all(|turn| {
+        let [begin, end] = turn else { return false };
+        let mut names = pods.iter().map(|(_, pod)| &pod.name);
+        let of_one = names.any(|name| begin.contains(name) && end.contains(name));
+        of_one && begin.contains(begins) && end.contains(ends)
+    });
+    ensure!(in_turns && log.len() == 6, "not in turns: {log:#?}");
     Ok(())
 }
