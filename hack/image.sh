@@ -21,7 +21,8 @@ readonly LARGEST=$((12 << 20))
 
 usage() {
     cat <<END
-usage: hack/image.sh [--arch ARCH]... [DIR]   puts executables, archive and SBOM there (default: target/image)
+usage: hack/image.sh [--arch ARCH]... [DIR]   puts executables, archive and SBOM there (default: target/image,
+                                              of some architectures alone target/image-ARCH)
        hack/image.sh --check [--arch ARCH]    builds it all a second time, from a copy elsewhere, and compares
 ARCH: ${ARCHITECTURES[*]} (default: both). A quarter of an hour for each on two cores, the first time.
 On a node: ctr -n k8s.io images import reprise-VERSION.oci.tar makes localhost/reprise:VERSION.
@@ -185,10 +186,16 @@ build() { # DIR ARCH...
     (cd "$dir" && sha256sum -- */reprise reprise-*.oci.tar reprise-*.spdx.json)
 }
 
+# One of fewer architectures than are released takes the place of none that is.
+default_dir() { # ARCH...
+    local IFS=-
+    if [[ "$*" == "${ARCHITECTURES[*]}" ]]; then echo target/image; else echo "target/image-$*"; fi
+}
+
 # From a clone elsewhere, where nothing was built before: none of that may show.
 check() { # ARCH...
     local first second code=0
-    first=$(build "$PWD/target/image" "$@" | tee /dev/stderr | grep '^[0-9a-f]\{64\} ')
+    first=$(build "$PWD/$(default_dir "$@")" "$@" | tee /dev/stderr | grep '^[0-9a-f]\{64\} ')
     TEMP=$(mktemp -d)
     trap 'rm -rf "$TEMP"' EXIT
     git clone --quiet . "$TEMP/some-where-else"
@@ -200,7 +207,7 @@ check() { # ARCH...
 }
 
 main() {
-    local archs=() dir=target/image checks=
+    local archs=() dir='' checks=
     while (($#)); do
         case $1 in
         --arch) archs+=("${2:?--arch needs a name}") && shift ;;
@@ -217,6 +224,7 @@ main() {
     for arch in "${archs[@]}"; do
         triple "$arch" >/dev/null
     done
+    : "${dir:=$(default_dir "${archs[@]}")}"
     if [[ $checks ]]; then check "${archs[@]}"; else build "$(realpath -m "$dir")" "${archs[@]}"; fi
 }
 

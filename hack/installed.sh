@@ -200,7 +200,7 @@ main() {
     done
     if [[ -z $ARCHIVE ]]; then
         "$HERE/image.sh" --arch "$(dpkg --print-architecture)"
-        ARCHIVE=$(ls "$HERE"/../target/image/reprise-*.oci.tar)
+        ARCHIVE=$HERE/../target/image-$(dpkg --print-architecture)/reprise-$(version).oci.tar
     fi
     [[ -f $ARCHIVE ]] || die "no such file: $ARCHIVE"
     if [[ -z ${REPRISE_NODE_ENV-} ]]; then

@@ -37,7 +37,7 @@ up() { # [ARCHIVE [HELM-ARG...]]
     shift || true
     if [[ -z $archive ]]; then
         hack/image.sh --arch "$(dpkg --print-architecture)"
-        archive=$(ls target/image/reprise-*.oci.tar)
+        archive=target/image-$(dpkg --print-architecture)/reprise-$(version).oci.tar
     fi
     [[ -f $archive ]] || die "no such file: $archive"
     kind get clusters 2>/dev/null | grep -qx "$NAME" ||

@@ -27,7 +27,7 @@ main() {
     "$HERE/image.sh" --arch "$arch"
     ensure_tool cargo-deb "$CARGO_DEB_VERSION"
     rm -rf target/package
-    install -D -m 755 "target/image/$arch/reprise" target/package/reprise
+    install -D -m 755 "target/image-$arch/$arch/reprise" target/package/reprise
     # For kubectl, which runs it as `kubectl reprise`.
     ln -s reprise target/package/kubectl-reprise
     say "writing the manual pages"

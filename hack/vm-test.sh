@@ -86,7 +86,7 @@ build() {
     local messages
     if [[ -z $IMAGE ]] && plays_chart; then
         "$HERE/image.sh" --arch "$(dpkg --print-architecture)"
-        IMAGE=$(realpath "$HERE"/../target/image/reprise-*.oci.tar)
+        IMAGE=$(realpath "$HERE/../target/image-$(dpkg --print-architecture)/reprise-$(version).oci.tar")
     fi
     [[ -z $IMAGE ]] || ensure_helm
     [[ $SCENARIOS != all ]] || ensure_jobset

@@ -85,7 +85,7 @@ Examples:
   reprise history
   reprise history web-0 -n prod
   reprise history --watch --output json
-  kubectl -n kube-system exec reprise-x7k2p -- reprise history")]
+  kubectl -n kube-system exec reprise-x7k2p -- /reprise history")]
     History(HistoryArgs),
 
     /// Remove what the plugin has left on a node that is to be without it

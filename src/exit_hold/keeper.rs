@@ -116,6 +116,8 @@ async fn keep(
     let mut known = Known::new();
     let mut said = String::new();
     loop {
+        // One that has worked for a while is followed by the next at once.
+        let retry = Instant::now() + RETRY_INTERVAL;
         let error = match Holder::start(&args).await {
             Ok(mut holder) => {
                 tracing::info!(dir = %args.exits.display(), "exits are held");
@@ -138,7 +140,6 @@ async fn keep(
             tracing::warn!(%error, "exits are not held, trying until they can be: pods with restartPolicy Never may fail before they are restarted");
             said = why;
         }
-        let retry = Instant::now() + RETRY_INTERVAL;
         loop {
             select! {
                 () = sleep_until(retry) => break,

@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Map, Value};
 
 use super::error::{Fault, Place, Problems, Quoted, short};
-use super::request::Request;
+use super::request::{self, Request};
 use super::rules::{Condition, MAX_RULES, MAX_SIGNALS, MAX_VALUES, Operator, Rule, Rules};
 use crate::yaml;
 
@@ -44,7 +44,8 @@ impl Unread {
         let annotations = annotations.into_iter();
         let mut ours: Vec<_> = annotations.filter(|(key, _)| super::is_read(key)).collect();
         // They come in the order of a hash map: the same mistake must read the same every time.
-        ours.sort_unstable();
+        // What a pod was made with is known whatever else it says: it asks for nothing.
+        ours.sort_unstable_by_key(|&(key, text)| (!request::is_request(key), key, text));
         let mut left = MAX_BYTES;
         let mut keep = |(key, text): (&str, &str)| match left.checked_sub(text.len()) {
             Some(rest) => {

@@ -496,6 +496,14 @@ fn all_annotations_of_a_pod_share_one_budget() {
 }
 
 #[test]
+fn what_a_pod_was_made_with_is_known_whatever_else_it_says() {
+    let whole_budget = format!("{{}} #{}", "x".repeat(64 * 1024 - 4));
+    let unread = Unread::of([(OPTIONS_KEY, whole_budget.as_str()), (REQUEST_KEY, "v1")]);
+    let request = Written::read(&unread).request().cloned();
+    assert_eq!(request.unwrap().as_str(), "v1");
+}
+
+#[test]
 fn a_container_with_a_name_that_none_can_have_is_refused() {
     let name = "x".repeat(64);
     let expected = "a container's name has 64 characters, at most 63 are allowed";
