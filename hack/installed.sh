@@ -199,8 +199,7 @@ main() {
         shift
     done
     if [[ -z $ARCHIVE ]]; then
-        "$HERE/image.sh" --arch "$(dpkg --print-architecture)"
-        ARCHIVE=$HERE/../target/image-$(dpkg --print-architecture)/reprise-$(version).oci.tar
+        ARCHIVE=$(own_image)
     fi
     [[ -f $ARCHIVE ]] || die "no such file: $ARCHIVE"
     if [[ -z ${REPRISE_NODE_ENV-} ]]; then

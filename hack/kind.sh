@@ -36,8 +36,7 @@ up() { # [ARCHIVE [HELM-ARG...]]
     local archive=${1-}
     shift || true
     if [[ -z $archive ]]; then
-        hack/image.sh --arch "$(dpkg --print-architecture)"
-        archive=target/image-$(dpkg --print-architecture)/reprise-$(version).oci.tar
+        archive=$(own_image)
     fi
     [[ -f $archive ]] || die "no such file: $archive"
     kind get clusters 2>/dev/null | grep -qx "$NAME" ||

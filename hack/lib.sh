@@ -22,6 +22,13 @@ die() {
     exit 1
 }
 
+# Makes the image of this machine's architecture, and says where its archive is.
+own_image() {
+    local arch
+    arch=$(dpkg --print-architecture)
+    "$HERE/image.sh" --arch "$arch" >&2 && realpath "$HERE/../target/image-$arch/reprise-$(version).oci.tar"
+}
+
 version() { sed -n 's/^version = "\(.*\)"/\1/p' "$HERE/../Cargo.toml" | head -n 1; }
 
 # A program that cargo builds, in $CACHE/tools/bin, of this very version.

@@ -85,8 +85,7 @@ plays_chart() { [[ " ${WANTED[*]} " == *" $CHART "* ]]; }
 build() {
     local messages
     if [[ -z $IMAGE ]] && plays_chart; then
-        "$HERE/image.sh" --arch "$(dpkg --print-architecture)"
-        IMAGE=$(realpath "$HERE/../target/image-$(dpkg --print-architecture)/reprise-$(version).oci.tar")
+        IMAGE=$(own_image)
     fi
     [[ -z $IMAGE ]] || ensure_helm
     [[ $SCENARIOS != all ]] || ensure_jobset

@@ -216,7 +216,7 @@ impl Machine {
     /// All that was there runs again, or all that was to be replayed. The kubelet goes on with the rest, as in a pod that was
     /// still initialising. Returns whether it does.
     fn leave_replay(&mut self, now: Instant) -> bool {
-        let whole = self.replayed().count() == self.progress.len();
+        let whole = self.replays_all();
         if whole {
             self.finish(Outcome::Completed);
         } else {
@@ -231,9 +231,13 @@ impl Machine {
 
     /// Whether the kubelet, which is to go on, would not wait for a postStart hook, which it does not run.
     fn owes_hook(&self) -> bool {
-        let whole = self.replayed().count() == self.progress.len();
         let runs = |it: &Progress| it.is(ContainerKind::Sidecar) && it.running().is_some();
-        !whole && self.replayed().any(|it| runs(it) && !self.passed(it))
+        !self.replays_all() && self.replayed().any(|it| runs(it) && !self.passed(it))
+    }
+
+    /// Whether the kubelet has nothing to start.
+    fn replays_all(&self) -> bool {
+        self.replayed().count() == self.progress.len()
     }
 
     /// Those of which there was an attempt to make another one like.

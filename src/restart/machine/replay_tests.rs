@@ -70,17 +70,23 @@ fn nothing_is_seen_before_everything_runs_again() {
     }
 }
 
-#[test]
-fn what_follows_a_sidecar_waits_for_its_post_start_hook() {
-    let mut plan = draft(Some(RestartPolicy::Never), FULL, "a", 42).settled();
-    plan.starter = Starter::Plugin;
-    plan.members[1].post_start = true;
+/// Up to the sidecar, whose postStart hook runs.
+fn reach_hook(plan: Plan) -> World {
     let mut world = World::begin(plan);
     reach_replay(&mut world);
     world.settle();
     world.end("i", 0);
     world.settle();
     assert_eq!(turns(&world), [vec!["i"], vec!["s"]]);
+    world
+}
+
+#[test]
+fn what_follows_a_sidecar_waits_for_its_post_start_hook() {
+    let mut plan = draft(Some(RestartPolicy::Never), FULL, "a", 42).settled();
+    plan.starter = Starter::Plugin;
+    plan.members[1].post_start = true;
+    let mut world = reach_hook(plan);
     world.handle(Event::Hooked("s".into()));
     world.settle();
     assert_eq!(turns(&world), [vec!["i"], vec!["s"], vec!["a", "b"]]);
@@ -117,12 +123,7 @@ fn what_the_kubelet_is_to_start_waits_for_the_post_start_hook_of_what_is_replaye
     let mut plan = draft(Some(RestartPolicy::Always), FULL, "a", 42).settled();
     plan.members[1].post_start = true;
     plan.starter = plan.replayed_until(&"a".into(), "a is probed").unwrap();
-    let mut world = World::begin(plan);
-    reach_replay(&mut world);
-    world.settle();
-    world.end("i", 0);
-    world.settle();
-    assert_eq!(turns(&world), [vec!["i"], vec!["s"]]);
+    let mut world = reach_hook(plan);
     assert_eq!(world.admit_create("a"), Verdict::NotYet);
     world.handle(Event::Hooked("s".into()));
     assert_eq!(world.machine.phase(), Phase::Up);

@@ -73,6 +73,12 @@ async fn until_answered(pod: &LivePod, begin: &str, end: &str) -> Result<()> {
     Ok(())
 }
 
+/// The same of a restart that was begun for that request.
+async fn until_request_answered(pod: &LivePod, number: u32, value: &str) -> Result<()> {
+    let begin = format!("Restart {number}: requested, restarted in ");
+    until_answered(pod, &begin, &format!("; answers request {value}")).await
+}
+
 /// Nothing of the pod is started for a while.
 async fn nothing_happens(pod: &LivePod) -> Result<()> {
     let evidence = pod.evidence()?.len();
@@ -102,8 +108,7 @@ async fn restarts_once_for_each(stage: Stage, shape: Shape) -> Result<()> {
             told.len() == 2 && said,
             "the condition was seen as {told:?}"
         );
-        let begin = format!("Restart {number}: requested, restarted in ");
-        until_answered(&pod, &begin, &format!("; answers request {value}")).await?;
+        until_request_answered(&pod, number, value).await?;
     }
     // The same value again is no request.
     ask(&pod, "second, of the kind: that has spaces").await?;
@@ -132,12 +137,7 @@ async fn stops_its_containers(stage: Stage, shape: Shape) -> Result<()> {
         .iter()
         .filter(|it| it.deed == crate::evidence::Deed::Warned);
     ensure!(warned.count() == 2, "not all preStop hooks ran");
-    until_answered(
-        &pod,
-        "Restart 1: requested, restarted in ",
-        "; answers request a",
-    )
-    .await
+    until_request_answered(&pod, 1, "a").await
 }
 
 async fn always_pod_without_rules_restarts_when_asked(stage: Stage) -> Result<()> {
@@ -149,12 +149,7 @@ async fn always_pod_without_rules_restarts_when_asked(stage: Stage) -> Result<()
     let before = Before::of(&pod).await?;
     ask(&pod, "a").await?;
     pod.has_restarted(&before).await?;
-    until_answered(
-        &pod,
-        "Restart 1: requested, restarted in ",
-        "; answers request a",
-    )
-    .await
+    until_request_answered(&pod, 1, "a").await
 }
 
 async fn request_in_a_back_off_waits_unless_it_is_urgent(stage: Stage) -> Result<()> {
@@ -234,12 +229,7 @@ async fn request_while_nothing_but_a_sidecar_runs_waits_for_the_others(stage: St
     pod.until_listening("proxy").await?;
     ask(&pod, "early").await?;
     nothing_happens(&pod).await?;
-    until_answered(
-        &pod,
-        "Restart 1: requested, restarted in ",
-        "; answers request early",
-    )
-    .await?;
+    until_request_answered(&pod, 1, "early").await?;
     // The trainer may have been ended before it said anything, but not before it was started.
     let containers = pod.containers().await?;
     let attempts = ["proxy", "trainer"].map(|name| {
@@ -262,12 +252,7 @@ async fn request_while_the_plugin_is_away_is_answered_once(stage: Stage) -> Resu
     ask(&pod, "a").await?;
     stage.plugin.start().await?;
     pod.has_restarted(&before).await?;
-    until_answered(
-        &pod,
-        "Restart 1: requested, restarted in ",
-        "; answers request a",
-    )
-    .await?;
+    until_request_answered(&pod, 1, "a").await?;
     stage.plugin.kill().await?;
     stage.plugin.start().await?;
     stage.plugin.until_ready(1).await?;
