@@ -100,6 +100,7 @@ check_values() {
     local bad
     for bad in imag.name=x image.pullPolicy=Sometimes image.tag=a/b image.name= nri.plugin.index=100 nri.plugin.index=ten \
         nri.runtime.patchConfig=true nri.socket=nri.sock cri.socket=unix:///run/containerd/containerd.sock \
+        cri.socket=/run/crio/crio.sock crio.enabled=true \
         kubelet.podsDir=pods directories.run= directories.stat=/x config.log-level=loud \
         config.nri-socket=/x config.back-off=-1 config.back-off-floor=none config.hardReset.method=Evict hardReset.enabled=maybe \
         hardReset.terms.cooldown=3 hardReset.terms.method=Drop hardReset.terms.maxResetsPerHour=1001 \

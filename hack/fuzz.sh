@@ -37,6 +37,8 @@ longest() { # TARGET
     annotations) echo 262144 ;;
     nri-*) echo 8192 ;;
     hook-lines) echo 4096 ;;
+    check) echo 16384 ;;
+    manifests) echo 32768 ;;
     *) echo 65536 ;;
     esac
 }

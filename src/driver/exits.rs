@@ -6,7 +6,6 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::processes::{Found, end};
 use super::{Driver, State};
 use crate::cri::{ContainerState, CriError};
 use crate::exit_hold;
@@ -57,14 +56,13 @@ impl Driver {
     }
 
     async fn kill_once(&self, id: &ContainerId) -> Result<(), CriError> {
-        match self.process(id).await {
-            Found::Runs(process, _) => end(&process, Signal::SIGKILL, STOP_LIMIT).await,
-            Found::Ended => Ok(()),
-            Found::NotAsked => {
-                let cri = &self.tools.cri;
-                cri.stop_container(id, Duration::ZERO, STOP_LIMIT).await
-            }
+        let until = Instant::now() + STOP_LIMIT;
+        let ended = self.end_past_runtime(id, Some(Signal::SIGKILL), until);
+        if let Some(ended) = ended.await {
+            return ended;
         }
+        let cri = &self.tools.cri;
+        cri.stop_container(id, Duration::ZERO, STOP_LIMIT).await
     }
 
     /// Asks the runtime only about a container of which no end has been heard.

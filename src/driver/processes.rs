@@ -1,50 +1,59 @@
 //! Ends containers past the runtime, where it would tell of an end that is held.
 
 use std::io;
-use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::Driver;
+use crate::cri::CriError;
 use crate::cri::process::Process;
-use crate::cri::{CriError, Told};
 use crate::ids::ContainerId;
 use crate::times::{NOTED_LIMIT, STOP_LIMIT};
 
-/// A container's first process, if it is for us to end.
-pub(super) enum Found {
-    /// With what asks it to stop, if that is known.
-    Runs(Process, Option<Signal>),
-    Ended,
-    /// It is for the runtime.
-    NotAsked,
-}
-
 impl Driver {
-    /// That of this container. One that cannot be found is the runtime's to end: its exit may be seen too early.
-    pub(super) async fn process(&self, id: &ContainerId) -> Found {
-        if self.tools.hold.keeper().is_none() {
-            return Found::NotAsked;
-        }
-        // On the heap: what a runtime tells at length is awaited in large futures.
-        let told = Box::pin(self.tools.cri.told(id)).await;
-        let found = told.map_err(|error| error.to_string()).and_then(|told| {
-            let Some(Told {
-                pid: Some(pid),
-                stop_signal,
-                ..
-            }) = told
-            else {
-                return Err("the runtime does not tell its process".into());
-            };
-            let process = Process::of(id, pid).map_err(|error| error.to_string())?;
-            Ok(process.map_or(Found::Ended, |it| Found::Runs(it, stop_signal)))
-        });
-        found.unwrap_or_else(|error| {
+    /// Sends this container's first process that signal, or the one that asks it to stop, and waits for its end until then.
+    /// `None`: the runtime is to end it.
+    pub(super) async fn end_past_runtime(
+        &self,
+        id: &ContainerId,
+        signal: Option<Signal>,
+        until: Instant,
+    ) -> Option<Result<(), CriError>> {
+        self.tools.hold.keeper()?;
+        let for_the_runtime = |error: &str| {
             tracing::warn!(pod = %self.pod.key, container = %id, error, "the runtime is to end a container whose exit may be seen too early by that");
-            Found::NotAsked
-        })
+        };
+        // On the heap: what a runtime tells at length is awaited in large futures.
+        let told = match Box::pin(self.tools.cri.told(id)).await {
+            Ok(told) => told,
+            Err(error) => {
+                for_the_runtime(&error.to_string());
+                return None;
+            }
+        };
+        let Some((pid, stop_signal)) = told.and_then(|it| Some((it.pid?, it.stop_signal))) else {
+            for_the_runtime("it does not tell its process");
+            return None;
+        };
+        let process = match Process::of(id, pid) {
+            Ok(Some(process)) => process,
+            Ok(None) => return Some(Ok(())),
+            Err(error) => {
+                for_the_runtime(&error.to_string());
+                return None;
+            }
+        };
+        let ended = end(&process, signal.or(stop_signal)?, until).await;
+        if let Err(CriError::Signal { source, .. }) = &ended
+            && source.kind() == io::ErrorKind::PermissionDenied
+        {
+            for_the_runtime(&format!(
+                "the plugin may not end it (CAP_KILL, SELinux): {source}"
+            ));
+            return None;
+        }
+        Some(ended)
     }
 
     /// Ends a placeholder that is to be removed. CRI-O shows it as exited from its end on, of which it is told only when it has
@@ -55,9 +64,10 @@ impl Driver {
             && placeholder
         {
             keeper.hide(id.clone());
-            if let Found::Runs(process, _) = self.process(id).await {
-                // If it does not end, its removal will tell.
-                let _ = end(&process, Signal::SIGKILL, STOP_LIMIT).await;
+            let until = Instant::now() + STOP_LIMIT;
+            let ended = self.end_past_runtime(id, Some(Signal::SIGKILL), until);
+            // If it does not end, its removal will tell.
+            if ended.await.is_some() {
                 sleep(NOTED_LIMIT).await;
             }
         }
@@ -72,14 +82,11 @@ impl Driver {
 }
 
 /// Sends that signal and waits for the end.
-pub(super) async fn end(
-    process: &Process,
-    signal: Signal,
-    limit: Duration,
-) -> Result<(), CriError> {
+async fn end(process: &Process, signal: Signal, until: Instant) -> Result<(), CriError> {
     let failed = |source: io::Error| CriError::Signal { signal, source };
     process.signal(signal).map_err(failed)?;
-    match timeout(limit, process.end()).await {
+    let limit = until.saturating_duration_since(Instant::now());
+    match timeout_at(until, process.end()).await {
         Ok(ended) => ended.map_err(failed),
         Err(_) => Err(CriError::Deadline {
             call: "the end of a process",

@@ -8,7 +8,6 @@ use tokio::select;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use super::perform::Question;
-use super::processes::{Found, end};
 use super::{Driver, State, lifecycle};
 use crate::cri::CriError;
 use crate::ids::{ContainerId, ContainerName};
@@ -103,14 +102,9 @@ impl Driver {
             sleep(RETRY_INTERVAL).await;
         }
         let until = until.max(Instant::now() + SHORTEST_GRACE);
-        match self.process(id).await {
-            Found::Runs(process, Some(signal)) => {
-                let left = until.saturating_duration_since(Instant::now());
-                // Whether or not it has heard the signal: when its time is up it is killed.
-                return drop(end(&process, signal, left).await);
-            }
-            Found::Ended => return,
-            Found::Runs(_, None) | Found::NotAsked => {}
+        // Whether or not it has heard the signal: when its time is up it is killed.
+        if self.end_past_runtime(id, None, until).await.is_some() {
+            return;
         }
         // While the runtime waits for a container to stop, no NRI plugin can register (containerd#14083), this one for another.
         // So it is asked again and again: it sends the signal once.

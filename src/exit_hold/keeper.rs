@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
@@ -14,6 +15,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 
 use super::holder::{HolderArgs, PONG, READY};
 use crate::ids::ContainerId;
+use crate::metrics::Metrics;
 
 /// How long it may take until it says whether it can hold exits.
 const START_LIMIT: Duration = Duration::from_secs(5);
@@ -71,10 +73,10 @@ enum KeeperError {
 impl Keeper {
     /// Starts a holder, and waits until it holds exits or has failed to, which is said; it is tried again. Must be called on the
     /// async runtime.
-    pub async fn start(args: HolderArgs) -> Self {
+    pub async fn start(args: HolderArgs, metrics: Arc<Metrics>) -> Self {
         let (news, told) = mpsc::unbounded_channel();
         let (up, mut holds) = watch::channel(None);
-        tokio::spawn(keep(args, told, up));
+        tokio::spawn(keep(args, told, up, metrics));
         // Fails only if the task is gone, which has nothing to say then.
         let _ = holds.wait_for(Option::is_some).await;
         Self { news, holds }
@@ -112,7 +114,12 @@ async fn keep(
     args: HolderArgs,
     mut told: mpsc::UnboundedReceiver<News>,
     up: watch::Sender<Option<bool>>,
+    metrics: Arc<Metrics>,
 ) {
+    let is_up = |held: bool| {
+        metrics.exits_are_held(held);
+        up.send_replace(Some(held));
+    };
     let mut known = Known::new();
     let mut said = String::new();
     loop {
@@ -122,7 +129,7 @@ async fn keep(
             Ok(mut holder) => {
                 tracing::info!(dir = %args.exits.display(), "exits are held");
                 said.clear();
-                up.send_replace(Some(true));
+                is_up(true);
                 match holder.follow(&mut known, &mut told).await {
                     Ok(()) => return,
                     Err(error) => {
@@ -134,7 +141,7 @@ async fn keep(
             }
             Err(error) => error,
         };
-        up.send_replace(Some(false));
+        is_up(false);
         let why = error.to_string();
         if said != why {
             tracing::warn!(%error, "exits are not held, trying until they can be: pods with restartPolicy Never may fail before they are restarted");

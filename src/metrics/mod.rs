@@ -55,6 +55,7 @@ pub struct Metrics {
     replays_declined: Counters<1>,
     begun_anew: Counters<1>,
     unmatched_exits: Counter,
+    exits_held: Gauge,
     exit_holds: Histogram,
     gate_refusals: Counters<1>,
     leftovers: Counter,
@@ -131,6 +132,11 @@ impl Default for Metrics {
                 it,
                 "unmatched_exits",
                 "Failures of containers with rules, none of which matches",
+            ),
+            exits_held: counted(
+                it,
+                "exits_held",
+                "Whether there is what keeps exits from being seen",
             ),
             exit_holds: measured(
                 it,
@@ -260,6 +266,11 @@ impl Metrics {
     /// A container with rules has failed, and none matches.
     pub(crate) fn exit_unmatched(&self) {
         self.unmatched_exits.inc();
+    }
+
+    /// Whether there is what can keep exits from being seen.
+    pub(crate) fn exits_are_held(&self, held: bool) {
+        self.exits_held.set(held.into());
     }
 
     /// An exit may be seen that was held.

@@ -8,13 +8,14 @@ use crate::plan::{Starter, Way};
 use crate::policy::Action;
 
 /// All families, with their types.
-const FAMILIES: [(&str, &str); 17] = [
+const FAMILIES: [(&str, &str); 18] = [
     ("reprise_back_off_seconds", "histogram"),
     ("reprise_build", "info"),
     ("reprise_exit_hold_seconds", "histogram"),
     ("reprise_exit_to_all_running_seconds", "histogram"),
     ("reprise_exit_to_first_running_seconds", "histogram"),
     ("reprise_exit_to_killed_seconds", "histogram"),
+    ("reprise_exits_held", "gauge"),
     ("reprise_gate_refusals", "counter"),
     ("reprise_leftovers_swept", "counter"),
     ("reprise_nri_connected", "gauge"),

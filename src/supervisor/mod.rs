@@ -34,7 +34,7 @@ use crate::kube::{
     self, Conditions, Declaration, Endings, Events, KubeError, KubeletFeatures, PodChange, Pods,
     StaticPods,
 };
-use crate::metrics::{self, Health};
+use crate::metrics::{self, Health, Metrics};
 use crate::node::OLDEST_LIST;
 use crate::records::{Records, RecordsError};
 use crate::report::Reporter;
@@ -187,7 +187,7 @@ async fn work(
     let conditions = client.clone().map(Conditions::new);
     let hook_socket = config.run_dir.join(removal::HOOK_SOCKET);
     let runtime = runtime(&cri).await;
-    let hold = hold(&runtime, &cri, endpoint, &hook_socket).await;
+    let hold = hold(&runtime, &cri, endpoint, &hook_socket, health.metrics()).await;
     let (hook, copies) = match hold {
         Hold::Hook => hook(config, endpoint).await?,
         Hold::Holder(_) | Hold::Nothing => (None, None),
@@ -391,17 +391,26 @@ async fn hold(
     cri: &cri::Client,
     endpoint: &CriEndpoint,
     hook_socket: &Path,
+    metrics: &Arc<Metrics>,
 ) -> Hold {
     if !matches!(runtime, Runtime::Crio) {
+        metrics.exits_are_held(matches!(runtime, Runtime::Containerd(_)));
         return Hold::Hook;
     }
-    if !process::are_seen(endpoint.socket()).await {
+    let mut said = false;
+    let seen = loop {
+        match process::are_seen(endpoint.socket()).await {
+            Ok(seen) => break seen,
+            Err(error) => say_once(&mut said, &error),
+        }
+        sleep(RETRY_INTERVAL).await;
+    };
+    if !seen {
         tracing::warn!(
             "exits are not held: CRI-O tells at once of a container that it ends itself, so that the plugin is to end them, and it does not see their processes; in a pod it needs hostPID"
         );
         return Hold::Nothing;
     }
-    let mut said = false;
     let exits = loop {
         match cri.exits().await {
             Ok(exits) => break exits,
@@ -418,7 +427,7 @@ async fn hold(
         return Hold::Nothing;
     };
     let socket = hook_socket.to_owned();
-    Hold::Holder(Keeper::start(HolderArgs { exits, socket }).await)
+    Hold::Holder(Keeper::start(HolderArgs { exits, socket }, Arc::clone(metrics)).await)
 }
 
 fn stub(
@@ -483,7 +492,7 @@ async fn relist(registry: &Registry, records: Vec<Record>) {
     }
 }
 
-fn say_once(said: &mut bool, error: &CriError) {
+fn say_once(said: &mut bool, error: &dyn std::fmt::Display) {
     if !std::mem::replace(said, true) {
         tracing::warn!(%error, "the runtime does not answer, trying until it does");
     }
