@@ -16,7 +16,7 @@ use crate::cri::CriError;
 use crate::driver::turns::Turn;
 use crate::history::Entry;
 use crate::ids::{ContainerId, ContainerName, PodIdentity, PodUid};
-use crate::kube::{Ending, Endings, PodSpec};
+use crate::kube::{Ending, Endings, ExitTimes, PodSpec};
 use crate::plan::{Generation, Plan, Trigger};
 use crate::policy::{Action, Request};
 use crate::report::{RestartEnding, Story};
@@ -197,8 +197,7 @@ impl Driver {
         let patience = endings.as_ref().map_or(Duration::MAX, Endings::patience);
         let question = endings.map(|endings| Question {
             endings,
-            container: order.record.plan.trigger.name.clone(),
-            made: Timestamp::from_nanosecond(order.trigger_made_at.into()).unwrap_or_default(),
+            exit: exit_times(order),
         });
         if let Some(question) = question.clone().filter(|_| self.wants(Task::Stop)) {
             tokio::spawn(Arc::clone(self).watch_for_ending(question));
@@ -379,17 +378,25 @@ impl Driver {
 #[derive(Debug, Clone)]
 pub(super) struct Question {
     endings: Endings,
-    container: ContainerName,
-    /// When that was made.
-    made: Timestamp,
+    exit: ExitTimes,
 }
 
 impl Question {
     pub(super) async fn ask(&self, pod: &PodIdentity) -> Option<Ending> {
-        let (endings, container) = (&self.endings, &self.container);
-        endings
-            .begun(&pod.key, &pod.uid, container, self.made)
-            .await
+        let Self { endings, exit } = self;
+        endings.begun(&pod.key, &pod.uid, exit).await
+    }
+}
+
+/// Those of a restart's trigger.
+fn exit_times(order: &Order) -> ExitTimes {
+    let plan = &order.record.plan;
+    let made = Timestamp::from_nanosecond(order.trigger_made_at.into());
+    let known = i64::try_from(plan.decided_at_ms).map(Timestamp::from_millisecond);
+    ExitTimes {
+        container: plan.trigger.name.clone(),
+        made: made.unwrap_or_default(),
+        known: known.ok().and_then(Result::ok).unwrap_or(Timestamp::MAX),
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{LIMIT, OOM, WAIT};
+use super::{LIMIT, OOM, WAIT, successor};
 use crate::ids;
 
 /// The executable's name among the hook's arguments.
@@ -144,6 +144,10 @@ pub(super) fn wait(args: &HookArgs, exit: &Exit) {
             // The plugin died with this exit in its hands. What it had decided is on disk, and it may be
             // back in a second: until then, nobody may see the exit.
             Err(_) if told_to_wait || is_held(&args.marker) => thread::sleep(ASK_INTERVAL),
+            // It has heard of this exit as well.
+            Err(error) if is_nobody(&error) && successor::is_expected(&args.socket) => {
+                thread::sleep(ASK_INTERVAL);
+            }
             // Let go, or nobody to wait for.
             Ok(()) | Err(_) => return,
         }
@@ -176,6 +180,14 @@ fn ask(socket: &Path, exit: &Exit, told_to_wait: &mut bool) -> io::Result<()> {
     }
 }
 
+/// Whether there is no plugin, rather than one that does not answer.
+fn is_nobody(error: &io::Error) -> bool {
+    !matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+    )
+}
+
 fn is_held(marker: &Path) -> bool {
     fs::exists(marker).unwrap_or(false)
 }
@@ -194,6 +206,7 @@ fn container_id(state: impl Read) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Successor;
     use super::*;
     use std::os::unix::net::UnixListener;
 
@@ -238,6 +251,26 @@ mod tests {
     fn without_a_plugin_it_returns_at_once() {
         let place = place();
         spawn(&place.args).recv_timeout(SOON).unwrap();
+    }
+
+    #[test]
+    fn without_a_plugin_it_waits_for_one_that_comes() {
+        let place = place();
+        let successor = Successor::announce(place.dir.path()).unwrap();
+        let returned = spawn(&place.args);
+        assert!(returned.recv_timeout(NOT_YET).is_err());
+        let listener = UnixListener::bind(&place.args.socket).unwrap();
+        let (mut plugin, line) = accept(&listener);
+        assert!(line.starts_with("c1 "), "{line}");
+        plugin.get_mut().write_all(b"go\n").unwrap();
+        returned.recv_timeout(SOON).unwrap();
+        // Nor does one that waits keep an exit when it has ended itself.
+        drop(listener);
+        fs::remove_file(&place.args.socket).unwrap();
+        let returned = spawn(&place.args);
+        assert!(returned.recv_timeout(NOT_YET).is_err());
+        drop(successor);
+        returned.recv_timeout(SOON).unwrap();
     }
 
     #[test]

@@ -14,11 +14,14 @@ mod hook_copy;
 mod hook_path;
 mod keeper;
 mod server;
+mod successor;
 
 pub use hook_copy::{HookCopies, HookDirError, remove_all_but as remove_hooks_but};
 pub use hook_path::{HookPathError, check as check_hook_path, check_copy as check_hook_copy};
 pub use keeper::Keeper;
 pub use server::{HoldDecision, HoldRequest, Server, ServerError};
+pub(crate) use successor::FILE as SUCCESSOR_FILE;
+pub use successor::Successor;
 
 /// How exits are held on this node.
 #[derive(Debug, Clone)]

@@ -43,6 +43,17 @@ pub enum Ending {
     Pod,
 }
 
+/// An exit of a container, and between which times the kubelet must have begun to end it, if it was the kubelet's doing.
+#[derive(Debug, Clone)]
+pub struct ExitTimes {
+    /// The container.
+    pub container: ContainerName,
+    /// When it was made.
+    pub made: Timestamp,
+    /// When its exit was known.
+    pub known: Timestamp,
+}
+
 /// Asks the API server.
 #[derive(Clone)]
 pub struct Endings {
@@ -74,19 +85,13 @@ impl Endings {
         }
     }
 
-    /// What the kubelet has begun to end of that pod since `since`, which is when the container was made whose exit raises
-    /// the question: what it stopped before, it has started again. `uid`: the one that the kubelet knows the pod by. `None`:
-    /// nothing, or nobody can tell.
-    pub async fn begun(
-        &self,
-        pod: &PodKey,
-        uid: &PodUid,
-        container: &ContainerName,
-        since: Timestamp,
-    ) -> Option<Ending> {
+    /// What the kubelet has begun to end of that pod since the container was made whose exit raises the question: what it
+    /// stopped before, it has started again. `uid`: the one that the kubelet knows the pod by. `None`: nothing, or nobody can
+    /// tell.
+    pub async fn begun(&self, pod: &PodKey, uid: &PodUid, exit: &ExitTimes) -> Option<Ending> {
         let events = self.list(pod, uid).await?;
-        let since = events.iter().filter(|event| is_after(event, since));
-        since.filter_map(|event| ending(event, container)).max()
+        let since = events.iter().filter(|event| is_after(event, exit.made));
+        since.filter_map(|event| ending(event, exit)).max()
     }
 
     /// The events of that reason on the pod; `None`: nobody can tell.
@@ -128,13 +133,14 @@ impl fmt::Debug for Endings {
     }
 }
 
-fn ending(event: &Event, container: &ContainerName) -> Option<Ending> {
+fn ending(event: &Event, exit: &ExitTimes) -> Option<Ending> {
     let message = event.message.as_deref().unwrap_or_default();
     if message.starts_with(STOPPING) {
         Some(Ending::Pod)
     } else {
-        let again = starts_again(event).filter(|it| it == container);
-        again.map(|_| Ending::Container)
+        let again = starts_again(event).filter(|it| *it == exit.container);
+        // What is dead already can be ended for another reason yet: while its exit is held, a new image is one.
+        again.and_then(|_| (!is_after(event, exit.known)).then_some(Ending::Container))
     }
 }
 
@@ -184,6 +190,14 @@ mod tests {
         })
     }
 
+    fn exit() -> ExitTimes {
+        ExitTimes {
+            container: "a".into(),
+            made: "2026-01-01T10:00:00.5Z".parse().unwrap(),
+            known: "2026-01-01T10:00:08.5Z".parse().unwrap(),
+        }
+    }
+
     /// What becomes of an API server's answer, and what it was asked.
     async fn answered(status: StatusCode, answer: Value) -> (Option<Ending>, String) {
         let (service, mut server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
@@ -192,11 +206,7 @@ mod tests {
             namespace: "n".to_owned(),
             name: "p".to_owned(),
         };
-        let since = "2026-01-01T10:00:00.5Z".parse().unwrap();
-        let asked = tokio::spawn(async move {
-            let (uid, container) = ("u".into(), "a".into());
-            endings.begun(&pod, &uid, &container, since).await
-        });
+        let asked = tokio::spawn(async move { endings.begun(&pod, &"u".into(), &exit()).await });
         let (request, send) = server.next_request().await.unwrap();
         let body = Body::from(answer.to_string().into_bytes());
         send.send_response(Response::builder().status(status).body(body).unwrap());
@@ -211,6 +221,10 @@ mod tests {
             name("2026-01-01T10:00:00.4Z"),
             name("2026-01-01T10:00:00.6Z"),
         );
+        let (in_time, too_late) = (
+            name("2026-01-01T10:00:08.4Z"),
+            name("2026-01-01T10:00:08.6Z"),
+        );
         let stops = "Stopping container a";
         let again = "Container a failed liveness probe, will be restarted";
         let (pod, container) = (Some(Ending::Pod), Some(Ending::Container));
@@ -224,6 +238,11 @@ mod tests {
             (&early, stops, "2026-01-01T10:00:07Z", pod),
             ("p.1", again, "2026-01-01T10:00:07Z", container),
             ("p.1", again, "2026-01-01T10:00:00Z", None),
+            (&in_time, again, "2026-01-01T10:00:08Z", container),
+            // It had exited before.
+            (&too_late, again, "2026-01-01T10:00:08Z", None),
+            ("p.1", again, "2026-01-01T10:00:09Z", None),
+            (&too_late, stops, "2026-01-01T10:00:08Z", pod),
             (
                 "p.1",
                 "Container a resize requires restart",
@@ -265,9 +284,9 @@ mod tests {
             namespace: "n".to_owned(),
             name: "p".to_owned(),
         };
-        let (uid, container) = ("u".into(), "a".into());
+        let (uid, exit) = ("u".into(), exit());
         assert_eq!(endings.patience(), PATIENCE);
-        let silence = endings.begun(&pod, &uid, &container, Timestamp::UNIX_EPOCH);
+        let silence = endings.begun(&pod, &uid, &exit);
         assert_eq!(silence.await, None);
         assert_eq!(endings.patience(), SHORT_PATIENCE);
         drop(server.next_request().await);
@@ -276,7 +295,7 @@ mod tests {
             let list = json!({"metadata": {}, "items": []}).to_string();
             send.send_response(Response::new(Body::from(list.into_bytes())));
         };
-        let asked = endings.begun(&pod, &uid, &container, Timestamp::UNIX_EPOCH);
+        let asked = endings.begun(&pod, &uid, &exit);
         let (ends, ()) = tokio::join!(asked, answer);
         assert_eq!((ends, endings.patience()), (None, PATIENCE));
     }

@@ -24,7 +24,7 @@ pub use connect::{KubeError, connect};
 pub(crate) use connect::{connect_as_user, connect_once};
 pub(crate) use daemon_sets::DaemonSets;
 pub use declaration::Declaration;
-pub use endings::{Ending, Endings};
+pub use endings::{Ending, Endings, ExitTimes};
 pub use events::{EventKind, Events, Said};
 pub(crate) use evictions::{Evicted, Evictions, Version};
 pub use features::{KubeletFeatures, NoVersion, watch_features};

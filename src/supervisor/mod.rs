@@ -1,5 +1,6 @@
 //! Wires the rooms together and runs them.
 
+mod exits;
 mod plugin;
 mod registry;
 mod removal;
@@ -17,11 +18,10 @@ use std::time::Duration;
 use nri::{Launched, NriError, Stub};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::{sleep, timeout};
-use tokio_stream::StreamExt;
 
 use crate::clock::Clock;
 use crate::config::{Config, ConfigError, CriEndpoint, HookPlace};
-use crate::cri::{self, Containerd, CriError, ExitFeed, process};
+use crate::cri::{self, Containerd, CriError, process};
 use crate::dirs;
 use crate::driver::turns::Turns;
 use crate::driver::{Readers, Starts, Tools};
@@ -41,6 +41,7 @@ use crate::report::Reporter;
 use crate::reset::{self, Resets};
 use crate::restart::machine::Record;
 use crate::restart::pod::{Gate, Shared};
+use exits::Waited;
 pub(crate) use plugin::{Parts, Reprise};
 pub(crate) use registry::Registry;
 pub use removal::{RemovalError, clean_all_nodes, clean_node, clean_node_for_good};
@@ -166,7 +167,7 @@ async fn work(
 ) -> Result<(), RunError> {
     let health = plugin.health();
     // Before anything is touched that another plugin may be at work with.
-    let sole = alone(config, &health).await?;
+    let (sole, mut waited) = alone(config, &health).await?;
     let endpoint = cri_endpoint(&config.cri_endpoints, was_launched).await?;
     let cri = cri::Client::connect(&endpoint.to_string())?;
     health.found(cri.clone());
@@ -234,10 +235,7 @@ async fn work(
         }
         None => Arc::new(Registry::new(tools, Pods::default(), pasts)),
     };
-    if let Some(containerd) = containerd {
-        let (registry, missed) = (Arc::clone(&registry), Arc::clone(&missed));
-        tokio::spawn(follow_exits(registry, containerd, missed));
-    }
+    waited.follow(containerd);
     plugin.begin(Parts {
         registry: Arc::clone(&registry),
         declaration,
@@ -249,8 +247,13 @@ async fn work(
     });
     // Whoever holds must know what it holds: until then a predecessor's hooks find no socket and try again.
     relist(&registry, left).await;
+    waited.tell(Arc::clone(&registry), Arc::clone(&missed));
     health.synchronised();
+    // Nobody listens if the runtime launched this plugin: it could not wait.
+    let _ = taken_over.send(());
+    waited.until_asked(&plugin.gate()).await;
     let hooks = Server::bind(&hook_socket)?;
+    drop(waited);
     tokio::spawn(serve_hooks(
         hooks,
         hook_socket,
@@ -258,8 +261,6 @@ async fn work(
         sole,
         health,
     ));
-    // Nobody listens if the runtime launched this plugin: it could not wait.
-    let _ = taken_over.send(());
     loop {
         until_look(&registry, &missed).await;
         relist(&registry, Vec::new()).await;
@@ -268,13 +269,18 @@ async fn work(
 
 /// The right to the directories, which a successor may wait for as long as the other plugin is at work: whoever asks for its
 /// health meanwhile is told so.
-async fn alone(config: &Config, health: &Arc<Health>) -> Result<Sole, LockError> {
+async fn alone(config: &Config, health: &Arc<Health>) -> Result<(Sole, Waited), LockError> {
     if let Some(address) = config.listen {
         metrics::serve_beside(address, Arc::clone(health));
     }
-    let sole = Sole::of(config, config.wait, || health.waits()).await?;
+    let mut waited = Waited::default();
+    let waits = || {
+        health.waits();
+        waited.goes_on(config);
+    };
+    let sole = Sole::of(config, config.wait, waits).await?;
     health.is_alone();
-    Ok(sole)
+    Ok((sole, waited))
 }
 
 /// Until something may have been missed. A runtime that has just come back does not tell of everything: of a sandbox that is
@@ -519,18 +525,6 @@ async fn follow_features(
         let native = *features.borrow_and_update();
         if let Some(native) = native {
             registry.features_changed(native);
-        }
-    }
-}
-
-async fn follow_exits(registry: Arc<Registry>, containerd: Containerd, missed: Arc<Notify>) {
-    let mut exits = containerd.exits();
-    while let Some(news) = exits.next().await {
-        match news {
-            ExitFeed::Exit(exit) => registry.ended(&exit.container, Some(exit.code)),
-            ExitFeed::OomKilled(container) => registry.oom_killed(&container),
-            ExitFeed::Connected => missed.notify_one(),
-            ExitFeed::Lost(error) => tracing::debug!(%error, "the stream of exits broke"),
         }
     }
 }

@@ -14,7 +14,7 @@ use super::sole::{self, LockError, Sole};
 use super::{CriError, KubeError};
 use crate::config::{Config, DaemonSetName, HookPlace};
 use crate::cri::{self, ContainerState};
-use crate::exit_hold::remove_hooks_but;
+use crate::exit_hold::{SUCCESSOR_FILE, remove_hooks_but};
 use crate::ids::ContainerId;
 use crate::kube::{self, DaemonSets, Traces};
 use crate::node::Maker;
@@ -153,7 +153,7 @@ pub async fn clean_node(config: &Config) -> Result<(), RemovalError> {
     let mut rest = Vec::new();
     // Hooks that wait for a successor wait no longer.
     remove_files(&config.run_dir, &records::RUN_FILES, &mut rest);
-    remove_files(&config.run_dir, &[HOOK_SOCKET], &mut rest);
+    remove_files(&config.run_dir, &[HOOK_SOCKET, SUCCESSOR_FILE], &mut rest);
     if let Err(error) = remove_containers(config, &mut rest).await {
         rest.push(format!("placeholders: {error}"));
     }

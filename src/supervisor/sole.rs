@@ -58,11 +58,11 @@ pub(super) struct Sole {
 }
 
 impl Sole {
-    /// Takes both, or says who has them; if it is to `wait`, when those have ended. `waits` hears that it does.
+    /// Takes both, or says who has them; if it is to `wait`, when those have ended. `waits` is called whenever it waits still.
     pub(super) async fn of(
         config: &Config,
         wait: bool,
-        waits: impl Fn(),
+        mut waits: impl FnMut(),
     ) -> Result<Self, LockError> {
         let mut said = false;
         loop {
@@ -72,8 +72,8 @@ impl Sole {
                 Err(LockError::Taken { path, who }) if wait => {
                     if !std::mem::replace(&mut said, true) {
                         tracing::info!(path = %path.display(), who, "another plugin is at work: waiting for its end");
-                        waits();
                     }
+                    waits();
                 }
                 Ok(sole) if said => {
                     tracing::info!("the other plugin has ended: taking over");

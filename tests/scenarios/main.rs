@@ -11,6 +11,7 @@ mod node;
 mod options;
 mod plugin;
 mod pod;
+mod pressure;
 mod proxy;
 mod recorder;
 mod relay;

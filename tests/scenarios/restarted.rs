@@ -582,13 +582,17 @@ impl LivePod {
         } else {
             return Ok(());
         }
-        if self.kubelet_has_collected(before, trigger).await? {
-            return Ok(());
-        }
-        let log = self.previous_log(trigger).await?;
+        self.log_is_kept(before, trigger, &format!("{trigger} exits with {code}"))
+            .await
+    }
+
+    async fn log_is_kept(&self, before: &Before, container: &str, line: &str) -> Result<()> {
+        let log = self.previous_log(container).await;
+        let kept = log.as_ref().is_ok_and(|log| log.contains(line));
+        // Asked for last: it may have been collected while the log was read.
         ensure!(
-            log.contains(&format!("{trigger} exits with {code}")),
-            "logs --previous of {trigger} has {log:?}"
+            kept || self.kubelet_has_collected(before, container).await?,
+            "logs --previous of {container} has {log:?}"
         );
         Ok(())
     }
@@ -607,12 +611,8 @@ impl LivePod {
                     .then(|| format!("{exit}: lastState of {container} is {}", seen.last_state))
             })
             .await?;
-        let log = self.previous_log(container).await?;
-        ensure!(
-            log.contains(&format!("{container} begins")),
-            "logs --previous of {container} has {log:?}"
-        );
-        Ok(())
+        self.log_is_kept(before, container, &format!("{container} begins"))
+            .await
     }
 
     /// By the events that the kubelet has of each container that it starts itself.

@@ -17,6 +17,7 @@ use tokio::time::{Instant, timeout};
 use crate::node::Node;
 use crate::options::Options;
 use crate::plugin::Plugin;
+use crate::pressure;
 use crate::scenario::{Company, Scenario, Skipped};
 use crate::stage::Stage;
 use crate::wait::stretched;
@@ -268,9 +269,13 @@ fn with(scenarios: &[Scenario], company: Company) -> impl Iterator<Item = &Scena
 
 /// What the nodes of a machine share: the lock's holder plays with all others, or with none.
 fn part_of_machine(company: Company) -> Result<File> {
-    let file = File::create(std::env::temp_dir().join("reprise-scenarios.lock"))?;
+    let dir = std::env::temp_dir();
+    let file = File::create(dir.join("reprise-scenarios.lock"))?;
     match company {
-        Company::Shared | Company::Alone => file.lock_shared()?,
+        Company::Shared | Company::Alone => {
+            file.lock_shared()?;
+            pressure::until_it_is_bearable(&dir.join("reprise-scenarios-begin.lock"))?;
+        }
         Company::Undisturbed => file.lock()?,
     }
     Ok(file)

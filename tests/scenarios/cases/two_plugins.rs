@@ -5,10 +5,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use kube::api::DeleteParams;
 use tokio::task::spawn_blocking;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::three_kinds::NEVER_WITH_INITS;
 use crate::plugin::Phase;
+use crate::restarted::Before;
 use crate::scenario::{Scenario, scenarios};
 use crate::shape::Shape;
 use crate::stage::Stage;
@@ -28,6 +29,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         second_plugin_says_who_is_there_and_the_first_works_on,
         plugin_that_waits_takes_over_when_the_other_ends,
         plugin_that_waits_takes_over_in_the_middle_of_a_restart,
+        plugin_that_waits_takes_over_an_exit_that_nobody_was_there_for,
         plugin_that_comes_while_a_container_is_being_stopped_freezes_no_node,
     ]
 }
@@ -77,6 +79,25 @@ async fn plugin_that_waits_takes_over_in_the_middle_of_a_restart(stage: Stage) -
         }
     }
     bail!("no restart could be caught in {TRIES} tries")
+}
+
+/// Each time at another moment after the end of the first.
+async fn plugin_that_waits_takes_over_an_exit_that_nobody_was_there_for(
+    stage: Stage,
+) -> Result<()> {
+    for pause in [0, 20, 50, 100, 200, 400] {
+        let pod = stage.running(never()).await?;
+        let before = Before::of(&pod).await?;
+        stage.plugin.have_successor().await?;
+        stage.plugin.kill().await?;
+        sleep(Duration::from_millis(pause)).await;
+        pod.exit("trainer", 42).await?;
+        stage.plugin.succeed().await?;
+        pod.has_restarted(&before)
+            .await
+            .with_context(|| format!("it exited {pause} ms after the plugin's end"))?;
+    }
+    Ok(())
 }
 
 /// A runtime that takes in a plugin waits for the stop, and keeps everybody else waiting.
