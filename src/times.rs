@@ -97,9 +97,10 @@ pub(crate) const LONGEST_RECORDING: Duration = Duration::from_secs(4);
 const SHORTEST_STEP: Duration = Duration::from_millis(100);
 const LONGEST_STEP: Duration = Duration::from_millis(750);
 
-/// How long a kubelet is silent that has something to start before it is woken: longer than it waits after a sync that failed
-/// (`backOffPeriod`, pkg/kubelet/kubelet.go: 10 s, and half as much again).
-pub(crate) const NUDGE_INTERVAL: Duration = Duration::from_secs(20);
+/// How long a kubelet is silent that has something to start before it is woken: longer than it takes to act on what it has seen,
+/// and shorter than it waits after a sync that failed (`backOffPeriod`, pkg/kubelet/kubelet.go: 10 s, and half as much again),
+/// which the gate may have refused a moment too early.
+pub(crate) const NUDGE_INTERVAL: Duration = Duration::from_secs(6);
 /// The kubelet's first wait before it starts a container again that has exited twice (`containerBackOffPeriod` and
 /// `initialBackOff`, pkg/kubelet/kubelet.go).
 pub(crate) const FIRST_BACK_OFF: Duration = Duration::from_secs(10);

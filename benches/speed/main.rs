@@ -137,8 +137,9 @@ async fn measure(
     plugin.start().await?;
     plugin.until_ready(1).await?;
     let restarts = restarts::measure(node, plugin, &options).await?;
-    let bursts = bursts::measure(node, plugin, &options).await?;
+    // Before the bursts, which take their time to be cleared away.
     let groups = bursts::measure_groups(node, plugin, &options).await?;
+    let bursts = bursts::measure(node, plugin, &options).await?;
     let costs = costs::measure(node, plugin, &options, idle).await?;
     let target = options.output.clone();
     let results = Results {

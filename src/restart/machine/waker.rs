@@ -82,6 +82,8 @@ impl Machine {
             self.effects
                 .extend(self.waker.id().cloned().map(Effect::Remove));
             self.waker = Waker::None;
+            // It is being woken, and has its time from now on.
+            self.heard = self.heard.map(|_| now);
         }
         if self.nudged_from().is_some_and(|from| now >= from) {
             self.heard = Some(now);

@@ -236,7 +236,7 @@ async fn is_replayed_with_hooks(stage: Stage, shape: Shape) -> Result<()> {
 }
 
 async fn is_replayed_in_order_with_hooks(stage: Stage, shape: Shape) -> Result<()> {
-    let hook = |name| noting_hook("sleep 1; ", name);
+    let hook = |name| noting_hook("sleep 0.4; ", name);
     let shape = shape
         .init("fetch")
         .sidecar("proxy")
