@@ -50,6 +50,7 @@ test: ## Everything, on the oldest or the newest kubelet: SEED=N
 test-all: ## Everything on all kubelets and containerds
 	@hack/test.sh --all
 	@hack/image.sh --check
+	@hack/metrics.sh check
 	@$(MAKE) --no-print-directory installed
 	@$(MAKE) --no-print-directory soak MINUTES=10
 

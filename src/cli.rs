@@ -188,7 +188,7 @@ pub struct RestartArgs {
     /// At most so many pods under way at a time; by default all. With fewer than there are it waits
     #[arg(long, value_name = "N")]
     pub max_unavailable: Option<NonZeroUsize>,
-    /// Wait until the pods have restarted
+    /// Wait until the pods have restarted, and are ready again if they were
     #[arg(long)]
     pub wait: bool,
     /// How long to wait for each pod

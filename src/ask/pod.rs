@@ -15,6 +15,8 @@ pub(super) struct Fit {
     pub(super) node: String,
     /// The value of the last request, whoever made it.
     pub(super) request: Option<String>,
+    /// Whether it is ready, and so is to be again when it has restarted.
+    pub(super) ready: bool,
 }
 
 impl Fit {
@@ -29,6 +31,7 @@ impl Fit {
             uid: pod.metadata.uid.clone().unwrap_or_default(),
             node: node.ok_or("is on no node yet")?,
             request: request(pod).map(str::to_owned),
+            ready: is_ready(pod),
         })
     }
 }
@@ -40,6 +43,12 @@ pub(super) fn end(pod: &Pod) -> Option<String> {
     }
     let phase = pod.status.as_ref()?.phase.as_deref()?;
     matches!(phase, "Failed" | "Succeeded").then(|| format!("has ended ({phase})"))
+}
+
+/// Whether the kubelet says that it is ready.
+pub(super) fn is_ready(pod: &Pod) -> bool {
+    let mut conditions = conditions(pod);
+    conditions.any(|it| it.type_ == "Ready" && it.status == "True")
 }
 
 /// The value of the last request.
@@ -153,6 +162,7 @@ mod tests {
             uid: "u".to_owned(),
             node: "n".to_owned(),
             request: Some("before".to_owned()),
+            ready: false,
         };
         for phase in ["Running", "Pending", "Unknown"] {
             assert_eq!(of(meta.clone(), spec.clone(), phase), Ok(fit.clone()));

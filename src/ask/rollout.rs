@@ -115,13 +115,20 @@ impl Rollout {
         match state {
             State::Waiting if same => {
                 fit.request = pod::request(seen).map(str::to_owned);
+                fit.ready = pod::is_ready(seen);
                 None
             }
             State::Waiting | State::Over(_) => None,
             State::Asked { message, .. } => {
                 let outcome = if same {
                     *message = UnderWay::of(seen, Timestamp::now()).map(|it| it.message);
-                    outcome(fit, value, seen)
+                    let outcome = outcome(fit, value, seen);
+                    let restarted = matches!(outcome, Some(Outcome::Restarted(_)));
+                    if restarted && is_yet_to_be_ready(fit, seen) {
+                        *message = Some("it has restarted, and is not ready".to_owned());
+                        return None;
+                    }
+                    outcome
                 } else {
                     Some(Outcome::NotRestarted("it has been replaced".to_owned()))
                 };
@@ -221,6 +228,11 @@ impl Rollout {
             .iter()
             .position(|(fit, _)| Some(fit.name.as_str()) == name)
     }
+}
+
+/// Whether it was ready and is not, though it may be again.
+fn is_yet_to_be_ready(fit: &Fit, seen: &Pod) -> bool {
+    fit.ready && !pod::is_ready(seen) && pod::end(seen).is_none()
 }
 
 /// What the pod says of the request. Somebody may have asked after us: whatever answers them has begun later, or was under

@@ -392,7 +392,7 @@ impl Question {
 fn exit_times(order: &Order) -> ExitTimes {
     let plan = &order.record.plan;
     let made = Timestamp::from_nanosecond(order.trigger_made_at.into());
-    let known = i64::try_from(plan.decided_at_ms).map(Timestamp::from_millisecond);
+    let known = i64::try_from(order.trigger_known_at_ms).map(Timestamp::from_millisecond);
     ExitTimes {
         container: plan.trigger.name.clone(),
         made: made.unwrap_or_default(),

@@ -1,7 +1,9 @@
 //! The exits that containerd tells of, from before there is anybody who knows their pods.
 
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures::stream;
 use tokio::sync::{Notify, oneshot};
@@ -12,14 +14,16 @@ use super::{Registry, Runtime, cri_endpoint, runtime};
 use crate::config::Config;
 use crate::cri::{self, Containerd, ExitFeed};
 use crate::exit_hold::{self, Successor};
-use crate::restart::pod::Gate;
 
 /// Exits in [`exit_hold::LIMIT`] on a node that is flooded with them.
 const MOST_KEPT: usize = 10_000;
 
-/// How long hooks wait for the runtime to take in the successor, and between two looks.
-const GATE_LIMIT: Duration = Duration::from_secs(2);
-const GATE_INTERVAL: Duration = Duration::from_millis(10);
+/// How long a successor is expected by hooks after the end of the other, whatever keeps it from listening, and once it listens:
+/// one may have found nobody a moment before.
+const EXPECTED_LIMIT: Duration = exit_hold::LIMIT;
+const LINGER: Duration = Duration::from_secs(1);
+/// In which those that wait have asked.
+const ASKING: Duration = Duration::from_millis(100);
 
 /// Where to tell who knows the pods, and who is to look when exits may have been missed.
 type Known = (Arc<Registry>, Arc<Notify>);
@@ -31,6 +35,8 @@ pub(super) struct Waited {
     /// Who follows exits is told by this who knows the pods. The last exits are kept until then: as many as a hook may still
     /// wait for.
     exits: Option<oneshot::Sender<Known>>,
+    /// Whether exits are heard of by now.
+    hears: Arc<AtomicBool>,
     successor: Option<Successor>,
 }
 
@@ -40,7 +46,8 @@ impl Waited {
         let followed = self.exits.as_ref().is_some_and(|it| !it.is_closed());
         if let Some(containerd) = containerd.filter(|_| !followed) {
             let (exits, known) = oneshot::channel();
-            tokio::spawn(follow(containerd, known));
+            let hears = Arc::clone(&self.hears);
+            tokio::spawn(async move { follow(containerd, known, &hears).await });
             self.exits = Some(exits);
         }
     }
@@ -53,41 +60,57 @@ impl Waited {
         }
     }
 
-    /// Hooks wait for a moment more until the runtime asks this plugin: as long as it does not, the kubelet starts what it likes.
-    pub(super) async fn until_asked(&self, gate: &Gate) {
-        let asked = async {
-            while !gate.is_there() {
-                sleep(GATE_INTERVAL).await;
-            }
-        };
-        if self.successor.is_some() {
-            // While a container stops, the runtime may take in no plugin.
-            let _ = timeout(GATE_LIMIT, asked).await;
-        }
-    }
-
-    /// It waits.
+    /// It waits. Hooks are told of it as soon as it hears of exits.
     pub(super) fn goes_on(&mut self, config: &Config) {
-        if self.exits.is_none() {
+        if self.exits.as_ref().is_none_or(oneshot::Sender::is_closed) {
             let (exits, known) = oneshot::channel();
             self.exits = Some(exits);
-            let endpoints = config.cri_endpoints.clone();
+            let (endpoints, hears) = (config.cri_endpoints.clone(), Arc::clone(&self.hears));
             tokio::spawn(async move {
                 let endpoint = cri_endpoint(&endpoints, false).await.ok()?;
                 let cri = cri::Client::connect(&endpoint.to_string()).ok()?;
-                if let Runtime::Containerd(containerd) = runtime(&cri).await {
-                    follow(*containerd, known).await;
+                match runtime(&cri).await {
+                    Runtime::Containerd(containerd) => follow(*containerd, known, &hears).await,
+                    // Whoever holds exits there knows what the containers exited with.
+                    Runtime::Crio | Runtime::Other => hears.store(true, Ordering::Relaxed),
                 }
                 Some(())
             });
         }
-        if self.successor.is_none() {
+        if self.successor.is_none() && self.hears.load(Ordering::Relaxed) {
             self.successor = Successor::announce(&config.run_dir).ok();
         }
     }
+
+    /// The other plugin has ended: hooks wait until what is returned is dropped, but not for long.
+    pub(super) fn takes_over(&mut self) -> Option<Listens> {
+        let successor = self.successor.take()?;
+        let (listens, listened) = oneshot::channel::<Infallible>();
+        tokio::spawn(async move {
+            // Nothing is ever sent.
+            let _ = timeout(EXPECTED_LIMIT, listened).await;
+            sleep(LINGER).await;
+            drop(successor);
+        });
+        Some(Listens { _until: listens })
+    }
 }
 
-async fn follow(containerd: Containerd, mut known: oneshot::Receiver<Known>) {
+/// A successor that does not listen yet, until this is dropped.
+pub(super) struct Listens {
+    _until: oneshot::Sender<Infallible>,
+}
+
+impl Listens {
+    /// It does: waits until those have asked that have waited for it. What they hold is released before the runtime is to take
+    /// this plugin in.
+    pub(super) async fn by_now(self) {
+        drop(self);
+        sleep(ASKING).await;
+    }
+}
+
+async fn follow(containerd: Containerd, mut known: oneshot::Receiver<Known>, hears: &AtomicBool) {
     let mut exits = containerd.exits();
     let mut kept = VecDeque::new();
     let (registry, missed) = loop {
@@ -97,14 +120,17 @@ async fn follow(containerd: Containerd, mut known: oneshot::Receiver<Known>) {
                 Err(_) => return,
             },
             Some(news) = exits.next() => {
+                if matches!(news, ExitFeed::Connected) {
+                    hears.store(true, Ordering::Relaxed);
+                }
                 kept.push_back((Instant::now(), news));
-                let is_old = |(at, _): &(Instant, ExitFeed)| at.elapsed() > exit_hold::LIMIT;
                 while kept.len() > MOST_KEPT || kept.front().is_some_and(is_old) {
                     kept.pop_front();
                 }
             }
         }
     };
+    kept.retain(|it| !is_old(it));
     let mut exits = stream::iter(kept).map(|(_, news)| news).chain(exits);
     while let Some(news) = exits.next().await {
         match news {
@@ -114,4 +140,9 @@ async fn follow(containerd: Containerd, mut known: oneshot::Receiver<Known>) {
             ExitFeed::Lost(error) => tracing::debug!(%error, "the stream of exits broke"),
         }
     }
+}
+
+/// No hook waits for it any more.
+fn is_old((at, _): &(Instant, ExitFeed)) -> bool {
+    at.elapsed() > exit_hold::LIMIT
 }

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use futures::future::OptionFuture;
 use nri::{Launched, NriError, Stub};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::{sleep, timeout};
@@ -41,7 +42,7 @@ use crate::report::Reporter;
 use crate::reset::{self, Resets};
 use crate::restart::machine::Record;
 use crate::restart::pod::{Gate, Shared};
-use exits::Waited;
+use exits::{Listens, Waited};
 pub(crate) use plugin::{Parts, Reprise};
 pub(crate) use registry::Registry;
 pub use removal::{RemovalError, clean_all_nodes, clean_node, clean_node_for_good};
@@ -168,6 +169,7 @@ async fn work(
     let health = plugin.health();
     // Before anything is touched that another plugin may be at work with.
     let (sole, mut waited) = alone(config, &health).await?;
+    let listens = waited.takes_over();
     let endpoint = cri_endpoint(&config.cri_endpoints, was_launched).await?;
     let cri = cri::Client::connect(&endpoint.to_string())?;
     health.found(cri.clone());
@@ -249,11 +251,7 @@ async fn work(
     relist(&registry, left).await;
     waited.tell(Arc::clone(&registry), Arc::clone(&missed));
     health.synchronised();
-    // Nobody listens if the runtime launched this plugin: it could not wait.
-    let _ = taken_over.send(());
-    waited.until_asked(&plugin.gate()).await;
     let hooks = Server::bind(&hook_socket)?;
-    drop(waited);
     tokio::spawn(serve_hooks(
         hooks,
         hook_socket,
@@ -261,6 +259,9 @@ async fn work(
         sole,
         health,
     ));
+    OptionFuture::from(listens.map(Listens::by_now)).await;
+    // Nobody listens if the runtime launched this plugin: it could not wait.
+    let _ = taken_over.send(());
     loop {
         until_look(&registry, &missed).await;
         relist(&registry, Vec::new()).await;

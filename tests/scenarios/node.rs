@@ -211,6 +211,19 @@ impl Node {
         succeeds(command).await
     }
 
+    /// kubectl with these arguments, as somebody runs it who has installed the plugin for it.
+    pub(crate) fn kubectl_with_plugin(&self, plugins: &Path, args: &[&str]) -> Command {
+        let mut command = Command::new(&self.kubectl);
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let dirs = [plugins.to_owned()]
+            .into_iter()
+            .chain(std::env::split_paths(&path));
+        // Paths of directories that exist have no colon in them.
+        command.env("PATH", std::env::join_paths(dirs).unwrap_or(path.clone()));
+        command.env("KUBECONFIG", &self.kubeconfig).args(args);
+        command
+    }
+
     /// How an administrator finds the API server.
     pub(crate) fn kubeconfig(&self) -> &Path {
         &self.kubeconfig

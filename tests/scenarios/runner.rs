@@ -273,8 +273,8 @@ fn part_of_machine(company: Company) -> Result<File> {
     let file = File::create(dir.join("reprise-scenarios.lock"))?;
     match company {
         Company::Shared | Company::Alone => {
-            file.lock_shared()?;
             pressure::until_it_is_bearable(&dir.join("reprise-scenarios-begin.lock"))?;
+            file.lock_shared()?;
         }
         Company::Undisturbed => file.lock()?,
     }

@@ -10,6 +10,7 @@ fn fit(name: &str) -> Fit {
         uid: format!("uid-{name}"),
         node: "node-1".to_owned(),
         request: Some("t0".to_owned()),
+        ready: false,
     }
 }
 
@@ -54,6 +55,38 @@ fn restarted(name: &str, token: &str) -> Pod {
             &format!("Restart 1: requested, restarted; answers request {token}"),
         ),
     )
+}
+
+#[test]
+fn a_pod_that_was_ready_is_waited_for_until_it_is_again() {
+    let mut ready = fit("a");
+    ready.ready = true;
+    let value = "t1".to_owned();
+    let mut rollout = Rollout::new(vec![ready], value.clone(), 1, LIMIT);
+    let now = Instant::now();
+    rollout.asked(0, now);
+    let seen = |ready: &str, phase: &str| {
+        let message = format!("Restart 1: requested, restarted; answers request {value}");
+        let mut conditions = last("True", &message);
+        let conditions = conditions.as_array_mut().unwrap();
+        conditions.push(json!({"type": "Ready", "status": ready}));
+        let mut pod = pod("a", &value, &json!(conditions));
+        pod.status.as_mut().unwrap().phase = Some(phase.to_owned());
+        pod
+    };
+    assert_eq!(rollout.see(&seen("False", "Running")), None);
+    // What has done its work is not ready any more.
+    let mut other = Rollout::new(vec![rollout.pod(0).clone()], value.clone(), 1, LIMIT);
+    other.asked(0, now);
+    assert_eq!(other.see(&seen("False", "Succeeded")), Some(0));
+    assert_eq!(rollout.expire(now + LIMIT), [0]);
+    let Some(Outcome::Late(why)) = rollout.outcome(0) else {
+        panic!("it is not late");
+    };
+    assert!(why.contains("has restarted, and is not ready"), "{why}");
+    let mut again = Rollout::new(vec![rollout.pod(0).clone()], value.clone(), 1, LIMIT);
+    again.asked(0, now);
+    assert_eq!(again.see(&seen("True", "Running")), Some(0));
 }
 
 #[test]

@@ -51,6 +51,8 @@ pub(crate) struct Order {
     pub(crate) record: Arc<Record>,
     /// When the container was made whose exit is the trigger: nanoseconds since the Unix epoch.
     pub(crate) trigger_made_at: i64,
+    /// When its exit was known: milliseconds since the Unix epoch.
+    pub(crate) trigger_known_at_ms: u64,
     /// What the pod's containers are to be, if the API server has told.
     pub(crate) spec: Option<Arc<PodSpec>>,
 }

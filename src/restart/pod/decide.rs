@@ -412,6 +412,11 @@ impl Pod {
                     let order = Order {
                         effect,
                         trigger_made_at: self.trigger_made_at(&record.plan, now),
+                        // The same for all generations of the restart.
+                        trigger_known_at_ms: self
+                            .course
+                            .as_ref()
+                            .map_or(record.plan.decided_at_ms, |it| now.unix_ms_at(it.since)),
                         record: Arc::clone(&record),
                         spec: self.spec.clone(),
                     };

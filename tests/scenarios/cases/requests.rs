@@ -1,19 +1,24 @@
 //! Restarts that somebody asks for.
 
+use std::os::unix::fs::symlink;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
+use tokio::task::spawn_blocking;
 
 use super::conditions::{LAST_RESTART, all_containers, condition};
 use super::probes::probe;
 use super::under;
+use crate::plugin::Phase;
 use crate::pod::LivePod;
 use crate::restarted::Before;
 use crate::runtime::{Container, describe};
 use crate::scenario::{Scenario, scenarios};
 use crate::shape::{Kind, RestartPolicy, Shape};
 use crate::stage::Stage;
+use crate::under_way::UnderWay;
 use crate::wait::{self, PATIENCE};
 
 /// The first that is waited for, and how much sooner one is that does not wait.
@@ -40,8 +45,11 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         request_that_cannot_be_shown_is_told_and_restarts_nothing,
         pod_that_was_made_with_a_request_restarts_at_the_next,
         request_while_nothing_but_a_sidecar_runs_waits_for_the_others,
+        requests_at_once_and_in_the_middle_are_one_restart,
+        kubectl_restarts_a_pod_and_tells_of_it,
     ]);
     scenarios.extend(scenarios![Alone:
+        request_is_answered_once_whatever_dies_in_the_middle,
         request_while_the_plugin_is_away_is_answered_once,
         pods_that_are_asked_for_by_their_label_restart_in_turns,
     ]);
@@ -239,6 +247,113 @@ async fn request_while_nothing_but_a_sidecar_runs_waits_for_the_others(stage: St
     let again = attempts.iter().all(|it| *it >= Some(1));
     ensure!(again, "{}", describe(&containers));
     nothing_happens(&pod).await
+}
+
+/// All of them while its containers take their time to stop.
+async fn requests_at_once_and_in_the_middle_are_one_restart(stage: Stage) -> Result<()> {
+    let shape = Shape::never()
+        .regular("trainer")
+        .regular("logger")
+        .on_term(r#"say "note asked"; sleep 3; exit 0"#)
+        .grace_period_seconds(10)
+        .restarts_pod("trainer", 42);
+    let pod = stage.running(shape).await?;
+    let before = Before::of(&pod).await?;
+    ask(&pod, "a").await?;
+    ask(&pod, "b").await?;
+    pod.notes().await?;
+    ask(&pod, "c").await?;
+    pod.has_restarted(&before).await?;
+    until_request_answered(&pod, 1, "c").await?;
+    nothing_happens(&pod).await
+}
+
+/// Told by the record, in as many phases as a pod goes through that the kubelet starts.
+async fn request_is_answered_once_whatever_dies_in_the_middle(stage: Stage) -> Result<()> {
+    let shape = Shape::never()
+        .init("fetch")
+        .regular("trainer")
+        .regular("logger")
+        .restarts_all("trainer", 42)
+        .started_by("Kubelet");
+    for (phase, kubelet) in [
+        (Phase::Down, false),
+        (Phase::Shielded, false),
+        (Phase::Up, false),
+        (Phase::Down, true),
+    ] {
+        let pod = stage.running(shape.clone()).await?;
+        let restart = UnderWay {
+            before: Before::of(&pod).await?,
+            pod: Arc::clone(&pod),
+        };
+        ask(&pod, "a").await?;
+        restart.reaches(phase).await?;
+        if kubelet {
+            stage.node.script("kill", "kubelet").await?;
+            stage.node.script("start", "kubelet").await?;
+        } else {
+            stage.plugin.kill().await?;
+            stage.plugin.start().await?;
+        }
+        // What starts while nobody is asked may begin anew.
+        pod.has_recovered(&restart.before).await?;
+        until_request_answered(&pod, 1, "a").await?;
+        nothing_happens(&pod).await?;
+    }
+    Ok(())
+}
+
+/// As somebody does who has just installed it.
+async fn kubectl_restarts_a_pod_and_tells_of_it(stage: Stage) -> Result<()> {
+    let shape = Shape::never()
+        .regular("trainer")
+        .restarts_all("trainer", 42);
+    let pod = stage.running(shape).await?;
+    let installed = tempfile::tempdir()?;
+    symlink(
+        &stage.plugin.binary,
+        installed.path().join("kubectl-reprise"),
+    )?;
+    let kubectl = async |args: &[&str]| {
+        let args = [&["reprise"], args, &["--namespace", "default"]].concat();
+        let mut command = stage.node.kubectl_with_plugin(installed.path(), &args);
+        let output = spawn_blocking(move || command.output()).await??;
+        let said = [&*output.stdout, &*output.stderr].concat();
+        let said = String::from_utf8_lossy(&said).into_owned();
+        anyhow::Ok((output.status.code(), said))
+    };
+    let before = Before::of(&pod).await?;
+    let (code, said) = kubectl(&["restart", &pod.name, "--wait"]).await?;
+    let line = said
+        .lines()
+        .any(|it| it.contains(&pod.name) && it.contains("restarted"));
+    ensure!(code == Some(0) && line, "{code:?}: {said}");
+    pod.has_restarted(&before).await?;
+    let (code, said) = kubectl(&["status", &pod.name]).await?;
+    let row = said
+        .lines()
+        .any(|it| it.starts_with(&pod.name) && it.contains("Restart 1: "));
+    ensure!(code == Some(0) && row, "{code:?}: {said}");
+    for (args, exits_with, why) in [
+        (&["restart", "nobody"][..], 1, "nobody"),
+        (&["restart", "-l", "asked=no"], 1, "asked=no"),
+        (&["restart", "-l", "a=b=c"], 1, "found '='"),
+        (&["restart"], 2, "Usage"),
+    ] {
+        let (code, said) = kubectl(args).await?;
+        let clear = said.contains(why) && !said.contains("panicked");
+        ensure!(
+            code == Some(exits_with) && clear,
+            "{args:?}: {code:?}: {said}"
+        );
+    }
+    // The kubelet's own rights on this node do not reach so far.
+    let theirs = stage.node.plugin_kubeconfig.to_string_lossy().into_owned();
+    let (code, said) = kubectl(&["restart", &pod.name, "--kubeconfig", &theirs]).await?;
+    let denied = said.contains("forbidden") || said.contains("may not");
+    ensure!(code == Some(1) && denied, "{code:?}: {said}");
+    Ok(())
 }
 
 async fn request_while_the_plugin_is_away_is_answered_once(stage: Stage) -> Result<()> {
