@@ -43,13 +43,17 @@ pub(super) struct Waited {
 impl Waited {
     /// Exits are followed from now on, unless they are already.
     pub(super) fn follow(&mut self, containerd: Option<Containerd>) {
-        let followed = self.exits.as_ref().is_some_and(|it| !it.is_closed());
-        if let Some(containerd) = containerd.filter(|_| !followed) {
+        if let Some(containerd) = containerd.filter(|_| !self.follows()) {
             let (exits, known) = oneshot::channel();
             let hears = Arc::clone(&self.hears);
             tokio::spawn(async move { follow(containerd, known, &hears).await });
             self.exits = Some(exits);
         }
+    }
+
+    /// Whether exits are followed, or will be as soon as the runtime answers.
+    fn follows(&self) -> bool {
+        self.exits.as_ref().is_some_and(|it| !it.is_closed())
     }
 
     /// Their pods are known by now.
@@ -62,7 +66,7 @@ impl Waited {
 
     /// It waits. Hooks are told of it as soon as it hears of exits.
     pub(super) fn goes_on(&mut self, config: &Config) {
-        if self.exits.as_ref().is_none_or(oneshot::Sender::is_closed) {
+        if !self.follows() {
             let (exits, known) = oneshot::channel();
             self.exits = Some(exits);
             let (endpoints, hears) = (config.cri_endpoints.clone(), Arc::clone(&self.hears));

@@ -13,7 +13,8 @@ use rustix::time::{ClockId, clock_gettime};
 
 /// The most that may be allocated at any moment beyond what was before, in bytes.
 const MEMORY: usize = 16 << 20;
-/// The longest that it may take, in time of a processor such as the one that the figures of docs/security.md are of. An unoptimised build says nothing about that.
+/// The longest that it may take, in time of a processor such as the one that the figures of docs/security.md are of. An
+/// unoptimised build says nothing about that.
 const TIME: Duration = Duration::from_millis(if cfg!(fuzzing) { 50 } else { 2000 });
 
 /// How long the yardstick ([`slowness`]) takes on the machine that [`TIME`] is for.

@@ -290,8 +290,7 @@ async fn request_is_answered_once_whatever_dies_in_the_middle(stage: Stage) -> R
         ask(&pod, "a").await?;
         restart.reaches(phase).await?;
         if kubelet {
-            stage.node.script("kill", "kubelet").await?;
-            stage.node.script("start", "kubelet").await?;
+            stage.node.start_again("kubelet").await?;
         } else {
             stage.plugin.kill().await?;
             stage.plugin.start().await?;
