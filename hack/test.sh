@@ -134,8 +134,9 @@ test_node() { # INDEX PART
         "$HERE/node.sh" down "$name" || code=1
         [[ -z $RESULTS ]] || cat "$output.out" >>"$RESULTS/$(result_name "$versions").out"
     fi
-    # What failed, and the tally.
+    # What failed, what there was to see of it, and the tally.
     {
+        awk '/^[^ ]/ { left = /^FAILED / ? 80 : 0 } left-- > 0' "$output.out" 2>/dev/null || true
         sed -n '/^failed /,$p' "$output.out" 2>/dev/null | sed '$d'
         printf '%s, node %d of %d: %s, %d s\n' "$versions" "$part" "$PARTS" \
             "$(tail -n1 "$output.out" 2>/dev/null || echo 'no node')" \

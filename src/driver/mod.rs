@@ -28,7 +28,7 @@ use std::thread;
 use std::time::Instant;
 
 use rustix::process::setpriority_process;
-use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot, watch};
+use tokio::sync::{Notify, Semaphore, SemaphorePermit, mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, JoinHandle, spawn_blocking};
 
 use crate::back_off::Past;
@@ -153,6 +153,8 @@ pub struct Driver {
     /// Its annotations have been read.
     read: watch::Sender<bool>,
     jobs: mpsc::UnboundedSender<Job>,
+    /// The pod's deadline has changed.
+    retimed: Notify,
 }
 
 /// A container is being ended.
@@ -223,10 +225,6 @@ impl State {
 #[derive(Debug)]
 enum Job {
     Do(Order),
-    /// The pod's deadline has changed.
-    Retime,
-    /// It has come.
-    Tick,
     Close,
 }
 
@@ -269,6 +267,7 @@ impl Driver {
             pod,
             read: watch::Sender::new(!unread),
             jobs,
+            retimed: Notify::new(),
         });
         if charge.annotations.can_wait() {
             // Options ask for nothing: until they have been read, rules of the spec have the default ones.
@@ -393,8 +392,7 @@ impl Driver {
     /// The sandbox is gone for good: the driver ends when what it has begun has ended.
     pub fn close(self: &Arc<Self>) {
         self.deleted();
-        // The worker is gone only if the driver was closed before.
-        let _ = self.jobs.send(Job::Close);
+        self.enqueue(Job::Close);
     }
 
     /// The kubelet, or we, made a container.
@@ -488,7 +486,7 @@ impl Driver {
             return answer;
         }
         if state.pod.deadline() != deadline {
-            self.enqueue(Job::Retime);
+            self.retimed.notify_one();
         }
         self.settle(&mut state);
         answer

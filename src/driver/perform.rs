@@ -1,5 +1,6 @@
 //! Does what is to be done, in tasks that hold no lock while they wait.
 
+use std::future::pending;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
@@ -7,6 +8,7 @@ use std::time::Duration;
 
 use futures::future::OptionFuture;
 use k8s_openapi::jiff::Timestamp;
+use tokio::select;
 use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -98,29 +100,35 @@ impl Driver {
         }
     }
 
-    pub(super) async fn work(self: Arc<Self>, mut queue: mpsc::UnboundedReceiver<Job>) {
-        loop {
-            let deadline = self.lock().pod.deadline();
-            let tick = async {
-                match deadline {
-                    Some(at) => sleep_until(at.into()).await,
-                    None => std::future::pending().await,
-                }
-            };
-            let job = tokio::select! {
-                job = queue.recv() => job.unwrap_or(Job::Close),
-                () = tick => Job::Tick,
-            };
+    /// Until the driver is closed. What is due is due, however long what was decided before waits for a disk.
+    pub(super) async fn work(self: Arc<Self>, queue: mpsc::UnboundedReceiver<Job>) {
+        select! {
+            () = self.perform_all(queue) => {}
+            () = self.keep_time() => {}
+        }
+    }
+
+    async fn perform_all(self: &Arc<Self>, mut queue: mpsc::UnboundedReceiver<Job>) {
+        while let Some(Job::Do(order)) = queue.recv().await {
             if self.tools.starts.are_ending() {
                 return;
             }
-            match job {
-                Job::Do(order) => self.perform(order).await,
-                Job::Retime => {}
-                Job::Tick => self.feed(Event::Tick),
-                Job::Close => return,
+            self.perform(order).await;
+        }
+    }
+
+    /// Tells the pod when its deadlines have come.
+    async fn keep_time(self: &Arc<Self>) {
+        while !self.tools.starts.are_ending() {
+            let deadline = self.lock().pod.deadline();
+            let due = OptionFuture::from(deadline.map(|at| sleep_until(at.into())));
+            select! {
+                Some(()) = due => self.feed(Event::Tick),
+                () = self.retimed.notified() => {}
             }
         }
+        // What is being written is written.
+        pending().await
     }
 
     async fn perform(self: &Arc<Self>, order: Order) {

@@ -1,5 +1,7 @@
 //! Drivers beside a runtime of the test's own.
 
+use std::fs;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
@@ -17,7 +19,7 @@ use crate::plan::Plan;
 use crate::plan::tests::plan;
 use crate::restart::machine::Phase;
 use crate::restart::pod::BegunAnew;
-use crate::times::OOM_LIMIT;
+use crate::times::{DISK_LIMIT, DOWN_LIMIT, OOM_LIMIT};
 
 const RULES: &str =
     r#"[{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]"#;
@@ -361,6 +363,29 @@ async fn a_hold_whose_hook_has_given_up_keeps_nobody_waiting() {
     assert!(driver.holds());
     drop(hook);
     assert!(!driver.holds());
+}
+
+/// What is decided is written down before it is done; how long an exit is held is none of the disk's business.
+#[tokio::test]
+async fn an_exit_is_let_go_in_time_while_the_disk_stalls() {
+    let place = Place::new();
+    let driver = place.driver().await;
+    driver.created("a-0".into(), Instance::running("a"));
+    // Whoever opens it to write waits for a reader.
+    let record = place.dir.path().join("state/restarts/s.new");
+    let made = Command::new("mkfifo").arg(&record).status().unwrap();
+    assert!(made.success());
+    let held = DOWN_LIMIT.saturating_sub(DISK_LIMIT / 4);
+    let HoldDecision::Wait(hook) = ask_after(&driver, "a-0", held) else {
+        panic!("an exit whose restart is not decided is not held");
+    };
+    driver.ended(&"a-0".into(), Some(ExitCode(42)));
+    assert!(driver.is_busy());
+    let began = Instant::now();
+    let _dropped = hook.await;
+    let took = began.elapsed();
+    fs::File::open(&record).unwrap();
+    assert!(took < DISK_LIMIT * 9 / 10, "{took:?}");
 }
 
 #[tokio::test]
