@@ -10,6 +10,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::ContainerName;
+use crate::kube::Condition;
 use crate::policy::Request;
 
 /// The gaps between restarts.
@@ -133,6 +134,9 @@ pub struct Past {
     /// What was asked for and answered last.
     #[serde(default)]
     pub(crate) answered: Option<Request>,
+    /// What there is to say of the last restart of the whole pod, which the API server may never have been told.
+    #[serde(default)]
+    pub(crate) last: Option<Condition>,
 }
 
 impl Past {

@@ -10,7 +10,7 @@ use crate::kube::{ApiError, KubeError};
 use crate::text;
 
 /// How long the API server may take over one request.
-const LIMIT: Duration = Duration::from_secs(30);
+pub(super) const LIMIT: Duration = Duration::from_secs(30);
 
 /// Why nothing was restarted, or shown.
 #[derive(Debug, thiserror::Error)]
@@ -48,12 +48,12 @@ pub enum AskError {
         why: String,
     },
     /// There is nothing to do.
-    #[error("no pods in namespace {namespace} match {what}")]
+    #[error("no pods {} match {what}", place(namespace.as_deref()))]
     NoMatch {
         /// The selector, or what has pods.
         what: String,
-        /// Where none are.
-        namespace: String,
+        /// Where none are; `None`: anywhere.
+        namespace: Option<String>,
     },
     /// There are pods, but none to restart.
     #[error("none of the pods that match {what} can be restarted: {pods}")]
@@ -77,6 +77,12 @@ pub enum AskError {
     /// Nobody reads what is said.
     #[error("cannot write what there is to say: {0}")]
     Output(#[from] io::Error),
+}
+
+impl AskError {
+    pub(super) fn not_within(limit: Duration) -> Self {
+        Self::Away(format!("not within {} s", limit.as_secs()))
+    }
 }
 
 /// What somebody must be allowed to.
@@ -114,7 +120,7 @@ impl Right {
     ) -> Result<T, AskError> {
         match timeout(LIMIT, request).await {
             Ok(answer) => answer.map_err(|error| self.fault(&error)),
-            Err(_) => Err(AskError::Away(format!("not within {} s", LIMIT.as_secs()))),
+            Err(_) => Err(AskError::not_within(LIMIT)),
         }
     }
 

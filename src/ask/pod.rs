@@ -1,6 +1,8 @@
 //! What a pod in the API says of its restarts.
 
-use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition};
 use k8s_openapi::jiff::Timestamp;
 
 use crate::kube::{LAST_RESTART, RESTARTING};
@@ -15,13 +17,19 @@ pub(super) struct Fit {
     pub(super) node: String,
     /// The value of the last request, whoever made it.
     pub(super) request: Option<String>,
+    /// That of the last request that was answered when it was asked.
+    pub(super) answered: Option<String>,
     /// Whether it is ready, and so is to be again when it has restarted.
     pub(super) ready: bool,
+    /// The containers that run, by their IDs: a pod whose status still has one of them running tells of the time before.
+    pub(super) running: BTreeSet<String>,
+    /// Whether it was named, rather than selected.
+    pub(super) named: bool,
 }
 
 impl Fit {
     /// The error says why the pod cannot be asked, as what it does or is.
-    pub(super) fn from_pod(pod: &Pod) -> Result<Self, String> {
+    pub(super) fn from_pod(pod: &Pod, named: bool) -> Result<Self, String> {
         if let Some(why) = end(pod) {
             return Err(why);
         }
@@ -31,7 +39,10 @@ impl Fit {
             uid: pod.metadata.uid.clone().unwrap_or_default(),
             node: node.ok_or("is on no node yet")?,
             request: request(pod).map(str::to_owned),
+            answered: None,
             ready: is_ready(pod),
+            running: running(pod).map(str::to_owned).collect(),
+            named,
         })
     }
 }
@@ -49,6 +60,21 @@ pub(super) fn end(pod: &Pod) -> Option<String> {
 pub(super) fn is_ready(pod: &Pod) -> bool {
     let mut conditions = conditions(pod);
     conditions.any(|it| it.type_ == "Ready" && it.status == "True")
+}
+
+/// The IDs of its containers that run, as the kubelet has said last.
+pub(super) fn running(pod: &Pod) -> impl Iterator<Item = &str> {
+    let statuses = pod
+        .status
+        .as_ref()
+        .and_then(|it| it.container_statuses.as_ref());
+    let running = |it: &&ContainerStatus| {
+        it.state
+            .as_ref()
+            .is_some_and(|state| state.running.is_some())
+    };
+    let running = statuses.into_iter().flatten().filter(running);
+    running.filter_map(|it| it.container_id.as_deref())
 }
 
 /// The value of the last request.
@@ -78,9 +104,14 @@ impl Last {
         })
     }
 
-    /// Whether it answers the request with that value.
+    /// The value of the request that it answers.
+    pub(super) fn answered(&self) -> Option<&str> {
+        Request::answered_in(&self.message)
+    }
+
+    /// Whether that is this one.
     pub(super) fn answers(&self, value: &str) -> bool {
-        Request::answered_in(&self.message) == Some(value)
+        self.answered() == Some(value)
     }
 
     /// How many restarts there were, by the message: `Restart 4: …`.
@@ -151,9 +182,10 @@ mod tests {
     #[test]
     fn a_pod_that_ends_or_is_nowhere_cannot_be_asked() {
         let of = |meta: Value, spec: Value, phase: &str| {
-            Fit::from_pod(&pod(
-                json!({"metadata": meta, "spec": spec, "status": {"phase": phase}}),
-            ))
+            Fit::from_pod(
+                &pod(json!({"metadata": meta, "spec": spec, "status": {"phase": phase}})),
+                false,
+            )
         };
         let meta = json!({"name": "a", "uid": "u", "annotations": {POD_REQUEST_KEY: "before"}});
         let spec = json!({"nodeName": "n", "containers": []});
@@ -162,7 +194,10 @@ mod tests {
             uid: "u".to_owned(),
             node: "n".to_owned(),
             request: Some("before".to_owned()),
+            answered: None,
             ready: false,
+            running: BTreeSet::new(),
+            named: false,
         };
         for phase in ["Running", "Pending", "Unknown"] {
             assert_eq!(of(meta.clone(), spec.clone(), phase), Ok(fit.clone()));

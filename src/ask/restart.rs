@@ -3,17 +3,18 @@
 use std::collections::HashSet;
 use std::pin::{Pin, pin};
 
+use backon::{BackoffBuilder, ExponentialBuilder};
 use futures::{Stream, StreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{Patch, PatchParams};
+use kube::api::{Patch, PatchParams, WatchParams};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
 use serde_json::json;
-use tokio::time::{Duration, Instant, interval, sleep_until};
+use tokio::time::{Duration, Instant, interval, sleep, sleep_until};
 
 use super::End;
-use super::error::{AskError, Right};
+use super::error::{AskError, LIMIT, Right};
 use super::pod::Fit;
 use super::rollout::Rollout;
 use super::screen::Screen;
@@ -26,6 +27,9 @@ use crate::policy::POD_REQUEST_KEY;
 
 /// How many pods are asked at once.
 const AT_ONCE: usize = 32;
+/// How often a server that is busy is asked again, and how soon the first time.
+const RETRIES: usize = 3;
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
 /// How often the bar shows the time.
 const TICK: Duration = Duration::from_millis(500);
 
@@ -61,6 +65,11 @@ pub(super) async fn run(
         restart.ask().await?;
         return Ok(restart.end());
     }
+    // Before anybody is asked: the first list says nothing of that right.
+    let watch = Right::pods("watch", namespace);
+    watch
+        .used(may_watch(&restart.api, &selection.watch))
+        .await?;
     restart.screen.wait();
     let changes = watcher(restart.api.clone(), selection.watch).default_backoff();
     let end = restart.follow(pin!(changes), pin!(interrupted)).await;
@@ -92,9 +101,13 @@ impl Restart<'_, '_> {
         let mut listed = HashSet::new();
         let mut told = false;
         let mut away = false;
+        let told_by = Instant::now() + LIMIT;
         loop {
             if told {
-                self.ask().await?;
+                tokio::select! {
+                    asked = self.ask() => asked?,
+                    () = &mut interrupted => return Ok(End::Interrupted),
+                }
                 if self.rollout.is_over() {
                     break;
                 }
@@ -125,6 +138,7 @@ impl Restart<'_, '_> {
                         self.tell(index)?;
                     }
                 }
+                () = sleep_until(told_by), if !told => return Err(AskError::not_within(LIMIT)),
                 _ = ticks.tick() => self.screen.draw(self.rollout.counts(), self.began.elapsed())?,
                 () = &mut interrupted => return Ok(End::Interrupted),
             }
@@ -141,6 +155,8 @@ impl Restart<'_, '_> {
                 let pod = self.rollout.pod(index).clone();
                 let (api, value, dry_run) = (self.api.clone(), self.value.clone(), self.dry_run);
                 let right = Right::pods("patch", &self.namespace);
+                // From now on it may be taken, whatever becomes of us.
+                self.rollout.asked(index, Instant::now());
                 async move { (index, request(&api, &pod, &value, dry_run, &right).await) }
             })
             .collect();
@@ -148,8 +164,8 @@ impl Restart<'_, '_> {
         while let Some((index, answer)) = answers.next().await {
             let pod = self.rollout.pod(index).name.clone();
             match answer {
-                Ok(()) => {
-                    self.rollout.asked(index, Instant::now());
+                Ok(taken) => {
+                    self.rollout.taken(index, &taken);
                     if self.dry_run {
                         self.screen.would_be_asked(&pod)?;
                     } else {
@@ -244,14 +260,46 @@ impl Restart<'_, '_> {
     }
 }
 
-/// Asks that very pod, with the UID.
+/// The error is the API server's first answer.
+async fn may_watch(api: &Api<Pod>, selection: &watcher::Config) -> Result<(), ApiError> {
+    let params = WatchParams {
+        label_selector: selection.label_selector.clone(),
+        field_selector: selection.field_selector.clone(),
+        ..WatchParams::default()
+    };
+    // Whatever it has: there are pods to tell of at once.
+    let mut changes = pin!(api.watch(&params, "0").await?);
+    changes.next().await.transpose().map(drop)
+}
+
+/// Asks that very pod, with the UID. A server that is busy is asked again: the same value asks for nothing more.
 async fn request(
     api: &Api<Pod>,
     pod: &Fit,
     value: &str,
     dry_run: bool,
     right: &Right,
-) -> Result<(), AskError> {
+) -> Result<Pod, AskError> {
+    let pauses = ExponentialBuilder::default().with_min_delay(FIRST_PAUSE);
+    let mut pauses = pauses.with_max_times(RETRIES).build();
+    loop {
+        match request_once(api, pod, value, dry_run, right).await {
+            Err(AskError::Away(why)) => match pauses.next() {
+                Some(pause) => sleep(pause).await,
+                None => return Err(AskError::Away(why)),
+            },
+            answer => return answer,
+        }
+    }
+}
+
+async fn request_once(
+    api: &Api<Pod>,
+    pod: &Fit,
+    value: &str,
+    dry_run: bool,
+    right: &Right,
+) -> Result<Pod, AskError> {
     let patch = json!({"metadata": {"uid": pod.uid, "annotations": {POD_REQUEST_KEY: value}}});
     let params = PatchParams {
         dry_run,
@@ -260,19 +308,15 @@ async fn request(
     let patch = Patch::Merge(patch);
     let sent = async {
         match api.patch(&pod.name, &params, &patch).await {
-            Ok(_) => Ok(true),
-            Err(error) if is_gone(&error) => Ok(false),
+            Ok(pod) => Ok(Some(pod)),
+            Err(error) if is_gone(&error) => Ok(None),
             Err(error) => Err::<_, ApiError>(error),
         }
     };
-    if right.used(sent).await? {
-        Ok(())
-    } else {
-        Err(AskError::Unfit {
-            pod: pod.name.clone(),
-            why: "was deleted".to_owned(),
-        })
-    }
+    right.used(sent).await?.ok_or_else(|| AskError::Unfit {
+        pod: pod.name.clone(),
+        why: "was deleted".to_owned(),
+    })
 }
 
 #[cfg(test)]

@@ -18,6 +18,8 @@ pub(super) enum Outcome {
     NotRestarted(String),
     /// It was not over in time, and what is known.
     Late(String),
+    /// It was selected, and could not be asked any more when its turn came.
+    LeftAlone(String),
 }
 
 #[derive(Debug)]
@@ -93,12 +95,18 @@ impl Rollout {
         self.counts().asked == 0 && self.next().is_empty()
     }
 
-    /// The API server has taken the request.
+    /// The request is on its way.
     pub(super) fn asked(&mut self, index: usize, now: Instant) {
         self.pods[index].1 = State::Asked {
             since: now,
             message: None,
         };
+    }
+
+    /// The API server has taken it, and this is the pod. What that has answered by now is none to us.
+    pub(super) fn taken(&mut self, index: usize, pod: &Pod) {
+        let answered = Last::of(pod).and_then(|last| last.answered().map(str::to_owned));
+        self.pods[index].0.answered = answered;
     }
 
     /// It has not.
@@ -113,12 +121,24 @@ impl Rollout {
         let (fit, state) = &mut self.pods[index];
         let same = seen.metadata.uid.as_ref() == Some(&fit.uid);
         match state {
-            State::Waiting if same => {
-                fit.request = pod::request(seen).map(str::to_owned);
-                fit.ready = pod::is_ready(seen);
-                None
+            State::Waiting => {
+                let now = if same {
+                    Fit::from_pod(seen, fit.named)
+                } else {
+                    Err("has been replaced".to_owned())
+                };
+                match now {
+                    Ok(now) => {
+                        *fit = now;
+                        None
+                    }
+                    Err(why) => {
+                        self.lose(index, format!("it {why}"));
+                        Some(index)
+                    }
+                }
             }
-            State::Waiting | State::Over(_) => None,
+            State::Over(_) => None,
             State::Asked { message, .. } => {
                 let outcome = if same {
                     *message = UnderWay::of(seen, Timestamp::now()).map(|it| it.message);
@@ -139,25 +159,36 @@ impl Rollout {
         }
     }
 
-    /// The pod is gone. Returns which one it is, if it was waited for.
+    /// It is gone, or has ended. One that was selected, and that nobody has asked yet, is left alone.
+    fn lose(&mut self, index: usize, why: String) {
+        let (fit, state) = &mut self.pods[index];
+        let counts = fit.named || matches!(state, State::Asked { .. });
+        *state = State::Over(if counts {
+            Outcome::NotRestarted(why)
+        } else {
+            Outcome::LeftAlone(why)
+        });
+    }
+
+    /// The pod is gone. Returns which one it is, if that is news.
     pub(super) fn gone(&mut self, gone: &Pod) -> Option<usize> {
         let index = self.named(gone.metadata.name.as_deref())?;
-        let same = gone.metadata.uid.as_ref() == Some(&self.pods[index].0.uid);
-        let is_waited_for = same && matches!(self.pods[index].1, State::Asked { .. });
-        is_waited_for.then(|| {
-            self.refused(index, "it was deleted".to_owned());
+        let (fit, state) = &self.pods[index];
+        let same = gone.metadata.uid.as_ref() == Some(&fit.uid);
+        (same && !matches!(state, State::Over(_))).then(|| {
+            self.lose(index, "it was deleted".to_owned());
             index
         })
     }
 
-    /// The pods with these names are all that there are. Returns which others were waited for.
+    /// The pods with these names are all that there are. Returns which others are gone, if that is news.
     pub(super) fn only(&mut self, names: &HashSet<String>) -> Vec<usize> {
-        let asked = self.indices(|state| matches!(state, State::Asked { .. }));
-        let gone: Vec<_> = asked
+        let open = self.indices(|state| !matches!(state, State::Over(_)));
+        let gone: Vec<_> = open
             .filter(|index| !names.contains(&self.pod(*index).name))
             .collect();
         for index in &gone {
-            self.refused(*index, "it was deleted".to_owned());
+            self.lose(*index, "it was deleted".to_owned());
         }
         gone
     }
@@ -195,6 +226,10 @@ impl Rollout {
         };
         for (_, state) in &self.pods {
             *match state {
+                State::Over(Outcome::LeftAlone(_)) => {
+                    counts.all -= 1;
+                    continue;
+                }
                 State::Waiting => &mut counts.waiting,
                 State::Asked { .. } => &mut counts.asked,
                 State::Over(Outcome::Restarted(_)) => &mut counts.restarted,
@@ -230,15 +265,18 @@ impl Rollout {
     }
 }
 
-/// Whether it was ready and is not, though it may be again.
+/// Whether it was ready and is not, though it may be again. While the kubelet has yet to say what runs now, it says nothing of
+/// that.
 fn is_yet_to_be_ready(fit: &Fit, seen: &Pod) -> bool {
-    fit.ready && !pod::is_ready(seen) && pod::end(seen).is_none()
+    let is_old = pod::running(seen).any(|id| fit.running.contains(id));
+    fit.ready && (is_old || !pod::is_ready(seen)) && pod::end(seen).is_none()
 }
 
 /// What the pod says of the request. Somebody may have asked after us: whatever answers them has begun later, or was under
 /// way then, and answers us too.
 fn outcome(fit: &Fit, value: &str, seen: &Pod) -> Option<Outcome> {
-    let later = pod::request(seen).filter(|value| fit.request.as_deref() != Some(value));
+    let known = [&fit.request, &fit.answered].map(Option::as_deref);
+    let later = pod::request(seen).filter(|value| !known.contains(&Some(value)));
     let answers = |last: &Last| last.answers(value) || later.is_some_and(|it| last.answers(it));
     let last = Last::of(seen).filter(answers);
     match last {

@@ -54,6 +54,7 @@ impl<'a> Screen<'a> {
         match outcome {
             Outcome::Restarted(message) => self.line(&format!("pod/{pod} restarted: {message}")),
             Outcome::NotRestarted(why) => self.trouble(&format!("pod/{pod} not restarted: {why}")),
+            Outcome::LeftAlone(why) => self.note(&format!("pod/{pod} is left alone: {why}")),
             Outcome::Late(why) => {
                 self.trouble(&format!("pod/{pod} not restarted in {limit}: {why}"))
             }

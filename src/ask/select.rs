@@ -58,7 +58,8 @@ pub(super) async fn find(
         };
         for (name, fit) in found {
             match fit {
-                Ok(fit) => drop(pods.insert(name, fit)),
+                Ok(fit) if fit.named => drop(pods.insert(name, fit)),
+                Ok(fit) => drop(pods.entry(name).or_insert(fit)),
                 Err(why) => drop(left_alone.insert(name, why)),
             }
         }
@@ -120,7 +121,7 @@ async fn selector(
     let selector = selector.and_then(|selector| Labels::try_from(selector).ok());
     // The API server takes none that selects everything.
     let selector = selector.filter(|selector| !selector.selects_all());
-    let selector = selector.ok_or_else(|| no_match(target.to_string(), namespace))?;
+    let selector = selector.ok_or_else(|| no_match(target.to_string(), Some(namespace)))?;
     Ok(selector.to_string())
 }
 
@@ -129,7 +130,7 @@ type Found = (String, Result<Fit, String>);
 /// A pod that was named: it must be there, and fit.
 async fn pod(client: &Client, namespace: &str, name: &str) -> Result<Found, AskError> {
     let found = get(client, namespace, name).await?;
-    match Fit::from_pod(&found) {
+    match Fit::from_pod(&found, true) {
         Ok(fit) => Ok((name.to_owned(), Ok(fit))),
         Err(why) => Err(AskError::Unfit {
             pod: name.to_owned(),
@@ -150,11 +151,11 @@ async fn labelled(
         .iter()
         .map(|pod| {
             let name = pod.metadata.name.clone().unwrap_or_default();
-            (name, Fit::from_pod(pod))
+            (name, Fit::from_pod(pod, false))
         })
         .collect();
     if found.is_empty() {
-        return Err(no_match(what.to_owned(), namespace));
+        return Err(no_match(what.to_owned(), Some(namespace)));
     }
     if found.iter().all(|(_, fit)| fit.is_err()) {
         let reasons = found.iter().filter_map(|(name, fit)| {
@@ -169,10 +170,10 @@ async fn labelled(
     Ok(found)
 }
 
-fn no_match(what: String, namespace: &str) -> AskError {
+pub(super) fn no_match(what: String, namespace: Option<&str>) -> AskError {
     AskError::NoMatch {
         what,
-        namespace: namespace.to_owned(),
+        namespace: namespace.map(str::to_owned),
     }
 }
 

@@ -50,6 +50,10 @@ pub(super) async fn find(
         let namespace = (!args.all_namespaces).then_some(namespace);
         let labels = args.selector.as_ref().map(Selector::as_str);
         let pods = select::list(client, namespace, labels).await?;
+        if let Some(labels) = labels.filter(|_| pods.is_empty()) {
+            let what = format!("-l {labels}");
+            return Err(select::no_match(what, namespace));
+        }
         let concerned = |row: &Row| row.under_way.is_some() || row.last.is_some();
         rows.extend(pods.iter().map(|pod| Row::of(pod, now)).filter(concerned));
     }

@@ -178,14 +178,15 @@ impl Rulings {
     pub(super) fn warnings(&self, container: &Container<'_>) -> Vec<String> {
         let name = container.name;
         let mut warnings = Vec::new();
-        let success = self.of(name)(0.into());
+        let rule = self.of(name);
+        let success = rule(0.into());
         if container.kind == ContainerKind::Init && success.is_some_and(|(it, _)| is_whole(it)) {
             warnings.push(format!(
                 "success (0) of the init container {name} restarts the pod, so that it never gets beyond; list 0 in a \
                  NotIn rule"
             ));
         }
-        let killed = self.policy.kills_that_restart(name);
+        let killed = policy::kills_that_restart(|exit| rule(exit).map(|(action, _)| action));
         let killed: Vec<_> = killed.iter().map(ToString::to_string).collect();
         if !killed.is_empty() {
             warnings.push(format!(

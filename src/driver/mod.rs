@@ -36,10 +36,10 @@ use crate::clock::{self, Clock, Moment};
 use crate::cri::{self, Containerd};
 use crate::exit_hold::{self, Hold, HoldDecision, HoldRequest};
 use crate::ids::{ContainerId, ContainerName, Exit, ExitCode, PodIdentity};
-use crate::kube::{Endings, KubeletFeatures, Manifest, PodSpec, StaticPods};
+use crate::kube::{Condition, Endings, KubeletFeatures, Manifest, PodSpec, StaticPods};
 use crate::metrics::{Counted, Metrics};
 use crate::node::Instance;
-use crate::policy::{Unread, Written};
+use crate::policy::{Request, Unread, Written};
 use crate::records::Records;
 use crate::report::{Reporter, Unprotected};
 use crate::restart::machine::{Event, Record};
@@ -200,6 +200,44 @@ struct State {
     backing_off: Option<Counted>,
     /// A condition was set: what the API tells of it may be older, and no predecessor's.
     announced: bool,
+    told: Told,
+}
+
+/// What was said of the pod's last restart.
+#[derive(Debug)]
+struct Told {
+    last: Option<Condition>,
+    /// The request that was answered with it, if that was a predecessor: it may have died before the API server knew.
+    by_predecessor: Option<Request>,
+}
+
+impl Told {
+    /// Of a pod that has that past.
+    fn of(past: &Past) -> Self {
+        Self {
+            last: past.last.clone(),
+            by_predecessor: past.answered.clone(),
+        }
+    }
+
+    /// A restart is over; `None`: there is nothing to say of it. Returns what was said last.
+    fn now(&mut self, last: Option<Condition>) -> Option<Condition> {
+        if last.is_some() {
+            *self = Self {
+                last,
+                by_predecessor: None,
+            };
+        }
+        self.last.clone()
+    }
+
+    /// To the API nobody has answered this request. Returns the answer, once, if a predecessor has.
+    fn again(&mut self, request: &Request) -> Option<Condition> {
+        let lost = self.by_predecessor.take_if(|it| it == request)?;
+        let answers =
+            |last: &&Condition| Request::answered_in(&last.message) == Some(lost.as_str());
+        self.last.as_ref().filter(answers).cloned()
+    }
 }
 
 impl State {
@@ -240,6 +278,7 @@ impl Driver {
             Hold::Hook => None,
             Hold::Holder(_) | Hold::Nothing => Some(Unprotected::NotHeld),
         };
+        let told = Told::of(&charge.past);
         let driver = Arc::new(Self {
             placeholders: Placeholders::new(pod.sandbox.clone()),
             bounds: Bounds::new(),
@@ -262,6 +301,7 @@ impl Driver {
                 under_way: None,
                 backing_off: None,
                 announced: false,
+                told,
             }),
             tools,
             pod,
@@ -376,6 +416,14 @@ impl Driver {
 
     /// The pod's spec is known, or has changed.
     pub(crate) fn spec_changed(self: &Arc<Self>, spec: Arc<PodSpec>) {
+        if let Some(Ok(request)) = &spec.request
+            && let Some(last) = self.lock().told.again(request)
+        {
+            tracing::info!(pod = %self.pod.key, "a request was answered and its pod does not say so: telling it again");
+            self.tools
+                .reporter
+                .ended(&self.pod.key, &spec.api_uid, last);
+        }
         self.tell(|pod, now| pod.spec_changed(spec, now));
     }
 

@@ -21,7 +21,7 @@ use crate::ids::{ContainerId, ContainerName, PodIdentity, PodUid};
 use crate::kube::{Ending, Endings, ExitTimes, PodSpec};
 use crate::plan::{Generation, Plan, Trigger};
 use crate::policy::{Action, Request};
-use crate::report::{RestartEnding, Story};
+use crate::report::{RestartEnding, Story, last_restart};
 use crate::restart::machine::{Effect, Event, Outcome};
 use crate::restart::pod::{Command, Finished, Order, Pod, Saying, Task};
 use crate::times::{
@@ -128,7 +128,7 @@ impl Driver {
             }
         }
         // What is being written is written.
-        pending().await
+        pending::<()>().await;
     }
 
     async fn perform(self: &Arc<Self>, order: Order) {
@@ -334,9 +334,12 @@ impl Driver {
     }
 
     async fn finish(self: &Arc<Self>, outcome: Outcome) {
-        let Some(finished) = self.tell(|pod, now| pod.finish(outcome, now)) else {
+        let Some(mut finished) = self.tell(|pod, now| pod.finish(outcome, now)) else {
             return;
         };
+        let ending = ending(&finished, &story(&finished.plan), outcome);
+        let last = ending.map(|ending| last_restart(&story(&finished.plan), &ending));
+        finished.past.last = self.lock().told.now(last.clone());
         let (plan, sandbox) = (&finished.plan, &self.pod.sandbox);
         let took = finished.timings.all_running;
         let records = &self.tools.records;
@@ -349,9 +352,9 @@ impl Driver {
             .restarted(plan, outcome, finished.timings);
         records.note(Entry::of(&finished, outcome)).await;
         let (reporter, story) = (&self.tools.reporter, story(plan));
-        if let Some(ending) = ending(&finished, &story, outcome) {
+        if let Some(last) = last {
             let spec = self.lock().pod.spec();
-            reporter.ended(&story, self.api_uid(spec.as_deref()), &ending);
+            reporter.ended(&self.pod.key, self.api_uid(spec.as_deref()), last);
         }
         match outcome {
             Outcome::Completed => reporter.restarted(&story, took),
@@ -441,7 +444,7 @@ pub(super) fn story(plan: &Plan) -> Story<'_> {
         restart: &plan.id.0,
         container: &plan.trigger.name,
         code: plan.trigger.code,
-        rule: plan.trigger.rule.as_ref().map(|it| it.number),
+        rule: plan.trigger.rule.as_ref(),
         request: plan.trigger.request.as_ref().map(Request::as_str),
         action: plan.action,
         condition: plan.condition.as_deref(),

@@ -156,8 +156,8 @@ async fn what_has_become_of_a_restart_is_in_the_history() {
         (&entry["container"], &entry["exitCode"]),
         (&json!("a"), &json!(42))
     );
-    let source = "restart-rules.reprise.dev";
-    assert_eq!(entry["rule"], json!({"number": 1, "source": source}));
+    let rule = json!({"number": 1, "source": "restart-rules.reprise.dev", "by": "exitCodes"});
+    assert_eq!(entry["rule"], rule);
     assert_eq!(
         (&entry["outcome"], &entry["restarts"]),
         (&json!("PodEnded"), &json!(1))

@@ -143,6 +143,7 @@ fn millis(duration: Duration) -> u64 {
 pub(crate) mod tests {
     use super::*;
     use crate::plan::tests::plan;
+    use crate::policy::MatchedBy;
     use crate::restart::pod::Timings;
 
     /// A restart of that pod that is over.
@@ -150,6 +151,7 @@ pub(crate) mod tests {
         let rule = MatchedRule {
             number: 2,
             source: "restart-rules.reprise.dev/pod".to_owned(),
+            by: MatchedBy::Signal,
         };
         Entry {
             at: "2026-01-01T00:00:00.123Z".to_owned(),

@@ -4,7 +4,7 @@ use std::iter::once;
 
 use super::Entry;
 use crate::columns::Columns;
-use crate::policy::{MatchedRule, RULES_KEY};
+use crate::policy::{MatchedBy, MatchedRule, RULES_KEY};
 use crate::text;
 
 const HEADINGS: [&str; COLUMNS] = [
@@ -86,13 +86,18 @@ fn trigger(entry: &Entry) -> String {
     }
 }
 
-/// The place is named as far as it tells anything.
+/// The place is named as far as it tells anything, and so is the key by which it has matched.
 fn rule(rule: &MatchedRule) -> String {
-    let place = rule.source.strip_prefix(RULES_KEY);
-    match place.unwrap_or(&rule.source) {
-        "" => rule.number.to_string(),
-        place => format!("{} ({place})", rule.number),
+    let MatchedRule { number, source, by } = rule;
+    let place = source.strip_prefix(RULES_KEY).unwrap_or(source);
+    let mut told = number.to_string();
+    if *by != MatchedBy::ExitCodes {
+        told = format!("{told} {by}");
     }
+    if !place.is_empty() {
+        told = format!("{told} ({place})");
+    }
+    told
 }
 
 fn seconds(ms: u64) -> String {
@@ -116,9 +121,9 @@ mod tests {
         assert_eq!(
             lines.join("\n"),
             "\
-WHEN                       POD   TRIGGER           RULE       ACTION                 OUTCOME         RESTARTS   BACK-OFF   KILLED   FIRST    ALL       WAY                   NO REPLAY                     ID
-2026-01-01T00:00:00.123Z   n/a   trainer exit 42   2 (/pod)   RestartAllContainers   Restarted       3          10.000s    0.052s   0.310s   10.410s   by replay             -                             a-1
-2026-01-01T00:00:01.000Z   n/b   request t1        -          RestartPod             UnderWay (Up)   -          -          -        -        -         behind placeholders   trainer has a startup probe   b-1"
+WHEN                       POD   TRIGGER           RULE                ACTION                 OUTCOME         RESTARTS   BACK-OFF   KILLED   FIRST    ALL       WAY                   NO REPLAY                     ID
+2026-01-01T00:00:00.123Z   n/a   trainer exit 42   2 onSignal (/pod)   RestartAllContainers   Restarted       3          10.000s    0.052s   0.310s   10.410s   by replay             -                             a-1
+2026-01-01T00:00:01.000Z   n/b   request t1        -                   RestartPod             UnderWay (Up)   -          -          -        -        -         behind placeholders   trainer has a startup probe   b-1"
         );
     }
 

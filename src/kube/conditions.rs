@@ -11,6 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::runtime::watcher::DefaultBackoff;
 use kube::{Api, Client, Error};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tokio::time::{Duration, sleep, timeout};
@@ -31,7 +32,7 @@ pub(super) const FIELD_MANAGER: &str = "reprise";
 pub(crate) const LAST_RESTART: &str = "reprise.dev/LastRestart";
 
 /// A condition of a pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Condition {
     /// Its type.
     pub kind: String,

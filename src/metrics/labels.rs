@@ -2,13 +2,18 @@
 
 use crate::kube::StartDuty;
 use crate::plan::{Plan, Starter, Trigger, Way};
+use crate::policy::MatchedBy;
 use crate::replay::ReplayBlocker;
 use crate::restart::pod::Refused;
 
 pub(super) fn trigger(trigger: &Trigger) -> &'static str {
-    match trigger.request {
-        Some(_) => "request",
-        None => "exit",
+    if trigger.request.is_some() {
+        return "request";
+    }
+    match trigger.rule.as_ref().map(|rule| rule.by) {
+        None | Some(MatchedBy::ExitCodes) => "exit",
+        Some(MatchedBy::Signal) => "signal",
+        Some(MatchedBy::OomKilled) => "oom",
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::*;
 use crate::plan::tests::plan;
 use crate::plan::{Starter, Way};
-use crate::policy::Action;
+use crate::policy::{Action, MatchedBy, MatchedRule};
 
 /// All families, with their types.
 const FAMILIES: [(&str, &str); 18] = [
@@ -149,6 +149,17 @@ fn a_restart_is_counted_by_what_it_was_and_measured_if_it_was_one() {
     assert_eq!(of("RestartAllContainers", "replay", "Restarted"), 2);
     assert_eq!(of("RestartAllContainers", "replay", "PodEnded"), 1);
     assert_eq!(of("RestartPod", "policy", "Restarted"), 1);
+    for (by, trigger) in [(MatchedBy::Signal, "signal"), (MatchedBy::OomKilled, "oom")] {
+        let mut plan = plan();
+        plan.trigger.rule = Some(MatchedRule {
+            number: 1,
+            source: String::new(),
+            by,
+        });
+        metrics.restarted(&plan, Outcome::Completed, timings());
+        let text = metrics.text().unwrap();
+        assert!(text.contains(&format!(",trigger=\"{trigger}\",")), "{text}");
+    }
     let labels = "action=\"RestartAllContainers\",way=\"replay\"";
     for phase in ["killed", "first_running", "all_running"] {
         let series = format!("reprise_exit_to_{phase}_seconds_count{{{labels}}}");

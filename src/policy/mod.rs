@@ -10,6 +10,7 @@ mod request;
 mod rules;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -25,7 +26,9 @@ pub use read::Unread;
 use read::{Nodes, PodRules, Text};
 pub(crate) use request::{POD_REQUEST_KEY, URGENT};
 pub use request::{REQUEST_KEY, Request, RequestError};
-pub use rules::{Action, Condition, MAX_RULES, MAX_SIGNALS, MAX_VALUES, Operator, Rule, Rules};
+pub use rules::{
+    Action, Condition, MAX_RULES, MAX_SIGNALS, MAX_VALUES, MatchedBy, Operator, Rule, Rules,
+};
 
 /// Every annotation key of Reprise is in this domain.
 pub const DOMAIN: &str = "reprise.dev";
@@ -175,6 +178,20 @@ pub struct MatchedRule {
     pub number: usize,
     /// Among which it stands: the key of the annotation, or `restartPolicyRules` of the container's spec.
     pub source: String,
+    /// What of it has matched.
+    #[serde(default)]
+    pub by: MatchedBy,
+}
+
+/// As people are told of it: `rule 2`, and by what it matches unless that is what every rule of the KEP does.
+impl fmt::Display for MatchedRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rule {}", self.number)?;
+        match self.by {
+            MatchedBy::ExitCodes => Ok(()),
+            by => write!(f, ", {by}"),
+        }
+    }
 }
 
 impl Policy {
@@ -309,10 +326,11 @@ impl Policy {
         exit: impl Into<Exit>,
     ) -> Option<(Action, Option<MatchedRule>)> {
         let found = self.found(container)?;
-        let (number, action) = self.ours(found, exit.into())?;
-        let rule = number.map(|number| MatchedRule {
+        let (action, rule) = self.ours(found, exit.into())?;
+        let rule = rule.map(|(number, by)| MatchedRule {
             number,
             source: found.0.name(container),
+            by,
         });
         Some((action, rule))
     }
@@ -320,7 +338,7 @@ impl Policy {
     /// The same action, for many exits of one container.
     pub fn actions(&self, container: &str) -> impl Fn(Exit) -> Option<Action> {
         let found = self.found(container);
-        move |exit| self.ours(found?, exit).map(|(_, action)| action)
+        move |exit| self.ours(found?, exit).map(|(action, _)| action)
     }
 
     fn found(&self, container: &str) -> Option<(Source, &Rules)> {
@@ -328,14 +346,14 @@ impl Policy {
         self.written.found(container).or_else(spec)
     }
 
-    /// The action, and the number of the rule that asks for it, unless the kubelet acts on that by itself.
+    /// The action, and the rule that asks for it, unless the kubelet acts on that by itself.
     fn ours(
         &self,
         (source, rules): (Source, &Rules),
         exit: Exit,
-    ) -> Option<(Option<usize>, Action)> {
+    ) -> Option<(Action, Option<(usize, MatchedBy)>)> {
         let matched = rules.matched(exit);
-        matched.filter(|(_, action)| source != Source::Spec || !self.is_native(*action))
+        matched.filter(|(action, _)| source != Source::Spec || !self.is_native(*action))
     }
 
     /// Whether any rule applies to `container`, so that its exits must be held.
@@ -372,16 +390,6 @@ impl Policy {
         !written && self.spec.contains_key(container) && !self.is_native(Action::Restart)
     }
 
-    /// With which codes of a container that was killed, by whomever, its pod restarts: SIGKILL's and SIGTERM's.
-    #[must_use]
-    pub fn kills_that_restart(&self, container: &str) -> Vec<i32> {
-        let action = self.actions(container);
-        let whole = [Action::RestartAllContainers, Action::RestartPod];
-        let action = |code: i32| action(code.into());
-        let restarts = |code: &i32| action(*code).is_some_and(|action| whole.contains(&action));
-        [137, 143].into_iter().filter(restarts).collect()
-    }
-
     /// What is done about a request: containers have time to stop where that is all that the rules know.
     #[must_use]
     pub fn action_on_request(&self) -> Action {
@@ -400,6 +408,15 @@ impl Policy {
     pub fn options(&self) -> &Options {
         self.written.options()
     }
+}
+
+/// With which codes of a container that was killed, by whomever, its pod restarts, where exits ask for these actions: SIGKILL's
+/// and SIGTERM's.
+pub(crate) fn kills_that_restart(action: impl Fn(Exit) -> Option<Action>) -> Vec<i32> {
+    let whole = [Action::RestartAllContainers, Action::RestartPod];
+    let action = |code: i32| action(code.into());
+    let restarts = |code: &i32| action(*code).is_some_and(|action| whole.contains(&action));
+    [137, 143].into_iter().filter(restarts).collect()
 }
 
 /// Whether the kubelet acts by itself on rules of a spec that ask for this. `None`: nobody knows what it does.

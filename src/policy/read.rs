@@ -17,8 +17,9 @@ const RULE_FIELDS: &[&str] = &[
     "exitCodes",
     "when",
     "onExit",
-    "onOOMKilled",
     "onSignal",
+    // Last: whether another has matched does not wait for the news of it.
+    "onOOMKilled",
 ];
 const CONDITION_FIELDS: &[&str] = &["exitCodes"];
 const EXIT_CODES_FIELDS: &[&str] = &["operator", "values"];

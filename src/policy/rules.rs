@@ -1,6 +1,8 @@
 //! Restart rules of one container, after KEP-5307 and KEP-5532: which exit asks for which restart. That a rule may name signals,
 //! and the lack of memory, is ours.
 
+use std::fmt;
+
 use k8s_openapi::api::core::v1::ContainerRestartRule;
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
@@ -96,6 +98,35 @@ impl Condition {
             Self::OomKilled => exit.oom_killed,
         }
     }
+
+    fn key(&self) -> MatchedBy {
+        match self {
+            Self::ExitCodes(..) => MatchedBy::ExitCodes,
+            Self::Signals(_) => MatchedBy::Signal,
+            Self::OomKilled => MatchedBy::OomKilled,
+        }
+    }
+}
+
+/// What of a rule has matched an exit: the key of the condition, the first of several.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MatchedBy {
+    /// Its exit codes; also what a record tells that an older version wrote.
+    #[default]
+    #[serde(rename = "exitCodes")]
+    ExitCodes,
+    /// Its signals.
+    #[serde(rename = "onSignal")]
+    Signal,
+    /// That it goes by the lack of memory.
+    #[serde(rename = "onOOMKilled")]
+    OomKilled,
+}
+
+impl fmt::Display for MatchedBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
 }
 
 /// One rule: these exits ask for this.
@@ -117,8 +148,9 @@ impl Rule {
         }
     }
 
-    fn matches(&self, exit: Exit) -> bool {
-        self.conditions.iter().any(|it| it.matches(exit))
+    fn matched(&self, exit: Exit) -> Option<MatchedBy> {
+        let mut conditions = self.conditions.iter();
+        conditions.find(|it| it.matches(exit)).map(Condition::key)
     }
 
     /// Whether it is one that the API takes in a pod's spec.
@@ -182,14 +214,17 @@ impl Rules {
     /// no rule matches, and the container's restartPolicy stands.
     #[must_use]
     pub fn action(&self, exit: impl Into<Exit>) -> Option<Action> {
-        self.matched(exit.into()).map(|(_, action)| action)
+        self.matched(exit.into()).map(|(action, _)| action)
     }
 
-    /// The same, and the number of the rule.
-    pub(super) fn matched(&self, exit: Exit) -> Option<(Option<usize>, Action)> {
+    /// The same, and the number of the rule, and what of it has matched.
+    pub(super) fn matched(&self, exit: Exit) -> Option<(Action, Option<(usize, MatchedBy)>)> {
         let mut rules = self.0.iter();
-        let (number, rule) = rules.find(|(_, rule)| rule.matches(exit))?;
-        Some((*number, rule.action))
+        let matched = |(number, rule): &Numbered| {
+            let by = rule.matched(exit)?;
+            Some((rule.action, number.map(|number| (number, by))))
+        };
+        rules.find_map(matched)
     }
 
     /// What the rules ask for, in their order.
@@ -244,8 +279,8 @@ pub(super) mod tests {
         (any_action(), conditions).prop_map(move |(action, mut conditions)| {
             conditions.sort_by_key(|it| match it {
                 Condition::ExitCodes(..) => 0,
-                Condition::OomKilled => 1,
-                Condition::Signals(_) => 2,
+                Condition::Signals(_) => 1,
+                Condition::OomKilled => 2,
             });
             conditions.dedup_by_key(|it| kind(it));
             Rule { action, conditions }
@@ -326,16 +361,18 @@ pub(super) mod tests {
             conditions,
         };
         let rules = Rules::from(vec![rule]);
-        for (code, oom_killed, matches) in [
-            (42, false, true),
-            (135, false, true),
-            (137, true, true),
-            (0, true, true),
-            (137, false, false),
-            (0, false, false),
+        for (code, oom_killed, by) in [
+            (42, false, Some(MatchedBy::ExitCodes)),
+            (42, true, Some(MatchedBy::ExitCodes)),
+            (135, false, Some(MatchedBy::Signal)),
+            (137, true, Some(MatchedBy::OomKilled)),
+            (0, true, Some(MatchedBy::OomKilled)),
+            (137, false, None),
+            (0, false, None),
         ] {
-            let action = rules.action(exit(code, oom_killed));
-            assert_eq!(action.is_some(), matches, "{code}, {oom_killed}");
+            let matched = rules.matched(exit(code, oom_killed));
+            let rule = matched.and_then(|(_, rule)| rule);
+            assert_eq!(rule, by.map(|by| (1, by)), "{code}, {oom_killed}");
         }
     }
 
@@ -366,7 +403,10 @@ pub(super) mod tests {
         };
         let spec = [rule("Restart", 1), rule("OfLater", 2), rule("Restart", 3)];
         let rules = Rules::from(&spec[..]).then(RestartPolicy::Always);
-        let numbers = [1, 2, 3].map(|code| rules.matched(Exit::from(code)).unwrap().0);
+        let numbers = [1, 2, 3].map(|code| {
+            let (_, rule) = rules.matched(Exit::from(code)).unwrap();
+            rule.map(|(number, _)| number)
+        });
         assert_eq!(numbers, [Some(1), None, Some(3)]);
     }
 

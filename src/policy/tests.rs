@@ -119,7 +119,8 @@ fn the_rule_that_matches_is_told_by_its_number_and_place() {
         ("other", 5, 1, RULES_KEY),
     ] {
         let source = source.to_owned();
-        let rule = Some(MatchedRule { number, source });
+        let by = MatchedBy::ExitCodes;
+        let rule = Some(MatchedRule { number, source, by });
         let matched = policy.matched(container, code);
         assert_eq!(matched, Some((Action::RestartPod, rule)));
     }
@@ -132,7 +133,13 @@ fn the_rule_that_matches_is_told_by_its_number_and_place() {
     let policy = Policy::from_pod([], spec, unable).unwrap().unwrap();
     let (_, rule) = policy.matched("trainer", 3).unwrap();
     let source = "restartPolicyRules".to_owned();
-    assert_eq!(rule, Some(MatchedRule { number: 1, source }));
+    let by = MatchedBy::ExitCodes;
+    let first = MatchedRule {
+        number: 1,
+        source,
+        by,
+    };
+    assert_eq!(rule, Some(first));
     // Its own policy starts it again.
     let by_policy = Some((Action::Restart, None));
     assert_eq!(policy.matched("trainer", 1), by_policy);
@@ -214,7 +221,7 @@ fn a_rule_may_name_signals_and_the_lack_of_memory() {
     assert_eq!(number(out_of_memory(139)), Some(1));
     assert_eq!(number(out_of_memory(137)), Some(2));
     assert!(policy.covers("trainer"));
-    assert!(policy.kills_that_restart("trainer").is_empty());
+    assert!(kills_that_restart(policy.actions("trainer")).is_empty());
 }
 
 #[test]
@@ -226,7 +233,11 @@ fn signals_by_which_anybody_may_kill_are_told_of_as_their_codes_are() {
     ] {
         let rules = format!("[{{action: RestartAllContainers, {rule}}}]");
         let policy = policy(&[(OWN, &rules)]);
-        assert_eq!(policy.kills_that_restart("trainer"), kills, "{rule}");
+        assert_eq!(
+            kills_that_restart(policy.actions("trainer")),
+            kills,
+            "{rule}"
+        );
     }
 }
 
@@ -347,7 +358,7 @@ fn every_mistake_says_what_is_wrong_and_where() {
         (
             RULES_KEY,
             &format!("[{{action: Restart, exitcodes: 1, {condition}}}]"),
-            "rule 1: unknown field \"exitcodes\", allowed are action, exitCodes, when, onExit, onOOMKilled, onSignal",
+            "rule 1: unknown field \"exitcodes\", allowed are action, exitCodes, when, onExit, onSignal, onOOMKilled",
         ),
         (
             RULES_KEY,
@@ -399,22 +410,22 @@ fn every_mistake_in_signals_and_the_lack_of_memory_says_what_is_wrong() {
         ),
         (
             "[{action: Restart, onOOMKilled: true, onSignal: SIGSEGV}]",
-            "rule 1: onOOMKilled is true, expected an empty mapping, {}; \
-             restart-rules.reprise.dev: rule 1: onSignal is \"SIGSEGV\", expected a list of names of signals",
+            "rule 1: onSignal is \"SIGSEGV\", expected a list of names of signals; \
+             restart-rules.reprise.dev: rule 1: onOOMKilled is true, expected an empty mapping, {}",
         ),
         (
             "[{action: Restart, onOOMKilled: {limit: 1Gi}, onSignal: []}]",
-            "rule 1: onOOMKilled is a mapping, expected an empty mapping, {}; \
-             restart-rules.reprise.dev: rule 1: onSignal is empty, so that it never matches",
+            "rule 1: onSignal is empty, so that it never matches; \
+             restart-rules.reprise.dev: rule 1: onOOMKilled is a mapping, expected an empty mapping, {}",
         ),
         (
             "[{action: Restart, onOOMKilled: , onSignal: [SIGSEGV, segv, SIGsegv, \"11\", 11, SIGRTMIN]}]",
-            "rule 1: onOOMKilled is empty, expected an empty mapping, {}; \
-             restart-rules.reprise.dev: rule 1: onSignal has \"segv\", allowed are names of Linux's signals, such as SIGSEGV; \
+            "rule 1: onSignal has \"segv\", allowed are names of Linux's signals, such as SIGSEGV; \
              restart-rules.reprise.dev: rule 1: onSignal has \"SIGsegv\", allowed are names of Linux's signals, such as SIGSEGV; \
              restart-rules.reprise.dev: rule 1: onSignal has \"11\", allowed are names of Linux's signals, such as SIGSEGV; \
              restart-rules.reprise.dev: rule 1: onSignal has 11, allowed are names of Linux's signals, such as SIGSEGV; \
-             restart-rules.reprise.dev: rule 1: onSignal has \"SIGRTMIN\", allowed are names of Linux's signals, such as SIGSEGV",
+             restart-rules.reprise.dev: rule 1: onSignal has \"SIGRTMIN\", allowed are names of Linux's signals, such as SIGSEGV; \
+             restart-rules.reprise.dev: rule 1: onOOMKilled is empty, expected an empty mapping, {}",
         ),
         (
             &many_signals,

@@ -40,7 +40,7 @@ pub(super) fn of(kind: &str, restarting: bool, reason: &str, message: String) ->
 }
 
 /// The condition that stays when a restart is over.
-pub(super) fn last(story: &Story<'_>, ending: &RestartEnding<'_>) -> Condition {
+pub(crate) fn last(story: &Story<'_>, ending: &RestartEnding<'_>) -> Condition {
     let cause = match story.request {
         Some(_) => "requested".to_owned(),
         None => format!(
@@ -62,6 +62,7 @@ mod tests {
 
     use super::*;
     use crate::ids::{ContainerName, ExitCode, PodIdentity, PodKey};
+    use crate::policy::{MatchedBy, MatchedRule};
 
     /// Tells of a pod's restart, as `change` has it.
     fn told(change: impl FnOnce(&mut Story<'_>), told: impl Fn(&Story<'_>) -> String) -> String {
@@ -80,7 +81,7 @@ mod tests {
             restart: "r-1",
             container: &container,
             code: ExitCode(88),
-            rule: Some(2),
+            rule: Some(&RULE),
             request: None,
             action: Action::RestartAllContainers,
             condition: Some(ALL_CONTAINERS),
@@ -93,6 +94,16 @@ mod tests {
         told(&story)
     }
 
+    static RULE: MatchedRule = MatchedRule {
+        number: 2,
+        source: String::new(),
+        by: MatchedBy::ExitCodes,
+    };
+    static BY_MEMORY: MatchedRule = MatchedRule {
+        number: 2,
+        source: String::new(),
+        by: MatchedBy::OomKilled,
+    };
     const CAUSE: &str = "Container my-container exited with code 88, triggering pod restart";
 
     #[test]
@@ -103,6 +114,8 @@ mod tests {
         let told = |change: fn(&mut Story<'_>)| told(change, message);
         assert_eq!(told(|_| {}), format!("{CAUSE} (rule 2)"));
         assert_eq!(told(|it| it.rule = None), CAUSE);
+        let by_memory = told(|it| it.rule = Some(&BY_MEMORY));
+        assert_eq!(by_memory, format!("{CAUSE} (rule 2, onOOMKilled)"));
         let backs_off = told(|it| it.back_off = Duration::from_secs(10));
         let until = "back-off until 2026-01-01T00:00:00Z";
         assert_eq!(backs_off, format!("{CAUSE} (rule 2); {until}"));

@@ -4,6 +4,7 @@ mod condition;
 mod reason;
 
 pub use condition::kind as condition_type;
+pub(crate) use condition::last as last_restart;
 pub(crate) use reason::Reason;
 
 use std::collections::BTreeSet;
@@ -13,10 +14,10 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use crate::ids::{ContainerName, ExitCode, PodIdentity, PodUid};
-use crate::kube::{Conditions, Events, KubeletFeatures, PodSpec, Said};
+use crate::ids::{ContainerName, ExitCode, PodIdentity, PodKey, PodUid};
+use crate::kube::{Condition, Conditions, Events, KubeletFeatures, PodSpec, Said};
 use crate::metrics::Metrics;
-use crate::policy::{Action, Request, RequestError};
+use crate::policy::{Action, MatchedRule, Request, RequestError};
 use crate::restart::pod::BegunAnew;
 use crate::text;
 
@@ -34,8 +35,8 @@ pub struct Story<'a> {
     pub container: &'a ContainerName,
     /// What it exited with.
     pub code: ExitCode,
-    /// The number of the rule that this has matched, from 1.
-    pub rule: Option<usize>,
+    /// The rule that this has matched.
+    pub rule: Option<&'a MatchedRule>,
     /// What somebody asked for it with, if no exit did.
     pub request: Option<&'a str>,
     /// What is done about it.
@@ -79,7 +80,7 @@ impl Story<'_> {
     }
 
     fn by_rule(&self) -> String {
-        let rule = self.rule.map(|number| format!(" (rule {number})"));
+        let rule = self.rule.map(|rule| format!(" ({rule})"));
         rule.unwrap_or_default()
     }
 
@@ -222,10 +223,9 @@ impl Reporter {
     }
 
     /// Sets the condition that tells how the pod's last restart ended.
-    pub fn ended(&self, story: &Story<'_>, api_uid: &PodUid, ending: &RestartEnding<'_>) {
+    pub fn ended(&self, pod: &PodKey, api_uid: &PodUid, last: Condition) {
         if let Some(conditions) = &self.conditions {
-            let condition = condition::last(story, ending);
-            drop(conditions.set(&story.pod.key, api_uid, condition));
+            drop(conditions.set(pod, api_uid, last));
         }
     }
 

@@ -51,6 +51,19 @@ async fn said<T>(
     Said { end, out, err }
 }
 
+/// Shows all pods, twice: as somebody sees who would watch them, and to who does.
+async fn shows(server: &mut Server, pods: &[Value]) -> String {
+    let call = server.next().await;
+    let first = json!({"type": "ADDED", "object": pods[0]});
+    let query = call.query.clone();
+    assert!(query.contains("watch=true"), "{query}");
+    call.events(&[first]);
+    let call = server.next().await;
+    let query = call.query.clone();
+    call.list(pods);
+    query
+}
+
 /// Takes a request, and returns its value.
 async fn takes(server: &mut Server, name: &str) -> String {
     let call = server.next().await;
@@ -114,9 +127,8 @@ async fn without_wait_the_pods_are_asked_and_that_is_all() {
 async fn a_pod_is_waited_for_until_its_answer() {
     let said = said("a --wait", pending(), async |server| {
         server.next().await.ok(&pod("a"));
-        let call = server.next().await;
-        assert!(call.query.contains("metadata.name%3Da"), "{}", call.query);
-        call.list(&[answered("a", "True", "before")]);
+        let query = shows(server, &[answered("a", "True", "before")]).await;
+        assert!(query.contains("metadata.name%3Da"), "{query}");
         let token = takes(server, "a").await;
         let call = server.next().await;
         assert!(call.query.contains("watch=true"), "{}", call.query);
@@ -142,7 +154,7 @@ async fn pods_take_turns_and_one_that_did_not_restart_is_the_last() {
         async |server| {
             let pods = ["a", "b", "c"].map(pod);
             server.next().await.list(&pods);
-            server.next().await.list(&pods);
+            shows(server, &pods).await;
             let token = takes(server, "a").await;
             server
                 .next()
@@ -170,7 +182,7 @@ async fn a_pod_that_never_answers_is_named_with_its_node() {
     let began = Instant::now();
     let said = said("a --wait --timeout 90s", pending(), async |server| {
         server.next().await.ok(&pod("a"));
-        server.next().await.list(&[pod("a")]);
+        shows(server, &[pod("a")]).await;
         takes(server, "a").await;
         server.next().await
     });
@@ -194,7 +206,7 @@ async fn who_interrupts_it_hears_what_goes_on() {
         async |server| {
             let pods = ["a", "b"].map(pod);
             server.next().await.list(&pods);
-            server.next().await.list(&pods);
+            shows(server, &pods).await;
             takes(server, "a").await;
             let watch = server.next().await;
             interrupt.send(()).unwrap();
@@ -213,17 +225,82 @@ async fn who_interrupts_it_hears_what_goes_on() {
 async fn nobody_is_asked_who_could_not_be_waited_for() {
     let said = said("a --wait", pending(), async |server| {
         server.next().await.ok(&pod("a"));
-        let message = "pods is forbidden: User \"u\" cannot list resource \"pods\"";
+        let message = "pods is forbidden: User \"u\" cannot watch resource \"pods\"";
         server.next().await.fails(403, message);
     });
     let said = said.await;
     let error = said.end.unwrap_err().to_string();
     assert!(
-        error.starts_with("you may not list pods in namespace n: "),
+        error.starts_with("you may not watch pods in namespace n: "),
         "{error}"
     );
-    let expected = ("", "not asked: a\n");
-    assert_eq!((said.out.as_str(), said.err.as_str()), expected);
+    assert_eq!((said.out.as_str(), said.err.as_str()), ("", ""));
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_is_asked_while_it_is_not_known_how_the_pods_are() {
+    let began = Instant::now();
+    let said = said("a --wait", pending(), async |server| {
+        server.next().await.ok(&pod("a"));
+        let call = server.next().await;
+        call.events(&[json!({"type": "ADDED", "object": pod("a")})]);
+        server.next().await
+    });
+    let said = said.await;
+    let error = said.end.unwrap_err().to_string();
+    assert_eq!(error, "the API server does not answer: not within 30 s");
+    assert_eq!(began.elapsed().as_secs(), 30);
+    assert_eq!(said.err, "not asked: a\n");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_is_busy_is_asked_again_for_the_same() {
+    let said = said("a", pending(), async |server| {
+        server.next().await.ok(&pod("a"));
+        let call = server.next().await;
+        let value = requested(&call, "a");
+        call.fails(429, "too many requests");
+        assert_eq!(takes(server, "a").await, value);
+    });
+    assert_eq!(said.await.end.unwrap(), End::Well);
+    let said = said_busy().await;
+    assert_eq!(said.end.unwrap(), End::Failed);
+    assert!(said.out.contains("too many requests"), "{}", said.out);
+}
+
+async fn said_busy() -> Said {
+    let said = said("a", pending(), async |server| {
+        server.next().await.ok(&pod("a"));
+        for _ in 0..=RETRIES {
+            server.next().await.fails(429, "too many requests");
+        }
+    });
+    said.await
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_on_its_way_when_somebody_interrupts_may_have_been_taken() {
+    let (interrupt, interrupted) = tokio::sync::oneshot::channel();
+    let interrupted = async { interrupted.await.unwrap() };
+    let said = said(
+        "-l app=web --max-unavailable 1",
+        interrupted,
+        async |server| {
+            let pods = ["a", "b"].map(pod);
+            server.next().await.list(&pods);
+            shows(server, &pods).await;
+            let call = server.next().await;
+            requested(&call, "a");
+            interrupt.send(()).unwrap();
+            call
+        },
+    );
+    let said = said.await;
+    assert_eq!(said.end.unwrap(), End::Interrupted);
+    assert_eq!(
+        said.err,
+        "still under way (nothing stops that): a\nnot asked: b\n"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -269,7 +346,7 @@ async fn a_dry_run_asks_the_api_server_alone() {
 async fn an_api_server_that_goes_away_is_waited_for() {
     let said = said("a --wait", pending(), async |server| {
         server.next().await.ok(&pod("a"));
-        server.next().await.list(&[pod("a")]);
+        shows(server, &[pod("a")]).await;
         let token = takes(server, "a").await;
         for _ in 0..2 {
             server.next().await.fails(500, "etcd is away");

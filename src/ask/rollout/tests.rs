@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
 use super::*;
@@ -10,7 +12,10 @@ fn fit(name: &str) -> Fit {
         uid: format!("uid-{name}"),
         node: "node-1".to_owned(),
         request: Some("t0".to_owned()),
+        answered: None,
         ready: false,
+        running: BTreeSet::new(),
+        named: false,
     }
 }
 
@@ -32,6 +37,7 @@ fn asked() -> (Rollout, String, Instant) {
 fn pod(name: &str, request: &str, conditions: &Value) -> Pod {
     serde_json::from_value(json!({
         "metadata": {"name": name, "uid": format!("uid-{name}"), "annotations": {"restart-request.reprise.dev/pod": request}},
+        "spec": {"nodeName": "node-1", "containers": []},
         "status": {"phase": "Running", "conditions": conditions},
     }))
     .unwrap()
@@ -87,6 +93,61 @@ fn a_pod_that_was_ready_is_waited_for_until_it_is_again() {
     let mut again = Rollout::new(vec![rollout.pod(0).clone()], value.clone(), 1, LIMIT);
     again.asked(0, now);
     assert_eq!(again.see(&seen("True", "Running")), Some(0));
+}
+
+/// A pod with one container, which runs under that ID, and is ready.
+fn running(value: &str, id: &str) -> Pod {
+    let message = format!("Restart 1: requested, restarted; answers request {value}");
+    let mut conditions = last("True", &message);
+    let conditions = conditions.as_array_mut().unwrap();
+    conditions.push(json!({"type": "Ready", "status": "True"}));
+    let mut pod = pod("a", value, &json!(conditions));
+    let status = json!([{
+        "name": "x", "containerID": id, "image": "", "imageID": "", "ready": true, "restartCount": 0,
+        "state": {"running": {}},
+    }]);
+    pod.status.as_mut().unwrap().container_statuses = serde_json::from_value(status).unwrap();
+    pod
+}
+
+#[test]
+fn a_pod_is_not_taken_for_ready_by_what_ran_before() {
+    let (mut rollout, value) = rollout(&["a"], 1);
+    assert_eq!(rollout.see(&running("t0", "old")), None);
+    rollout.asked(0, Instant::now());
+    // The plugin was faster than the kubelet.
+    assert_eq!(rollout.see(&running(&value, "old")), None);
+    assert_eq!(rollout.see(&running(&value, "new")), Some(0));
+}
+
+#[test]
+fn a_pod_that_goes_before_its_turn_fails_only_whoever_has_named_it() {
+    let goes = |named: bool, goes: fn(&mut Rollout) -> Option<usize>| {
+        let (mut rollout, _) = rollout(&["a"], 1);
+        rollout.pods[0].0.named = named;
+        assert_eq!(goes(&mut rollout), Some(0));
+        assert!(rollout.is_over());
+        let counts = rollout.counts();
+        assert_eq!(counts.not_restarted, usize::from(named));
+        assert_eq!(counts.all, usize::from(named));
+        let outcome = rollout.outcome(0);
+        let left = matches!(outcome, Some(Outcome::LeftAlone(_)));
+        assert_eq!(left, !named, "{outcome:?}");
+    };
+    for named in [true, false] {
+        goes(named, |rollout| {
+            let mut ended = pod("a", "t0", &json!([]));
+            ended.status.as_mut().unwrap().phase = Some("Succeeded".to_owned());
+            rollout.see(&ended)
+        });
+        goes(named, |rollout| {
+            let mut other = pod("a", "t0", &json!([]));
+            other.metadata.uid = Some("another".to_owned());
+            rollout.see(&other)
+        });
+        goes(named, |rollout| rollout.gone(&pod("a", "t0", &json!([]))));
+        goes(named, |rollout| rollout.only(&HashSet::new()).pop());
+    }
 }
 
 #[test]
@@ -205,6 +266,19 @@ fn what_others_asked_before_it_was_its_turn_is_no_later_request() {
     assert_eq!(rollout.see(&pod("a", "t5", &answer)), None);
     rollout.asked(0, Instant::now());
     assert_eq!(rollout.see(&pod("a", "t5", &answer)), None);
+}
+
+#[test]
+fn what_had_been_answered_when_the_request_was_taken_is_no_answer_to_it() {
+    let (mut rollout, value, _) = asked();
+    let answered = last(
+        "True",
+        "Restart 2: requested, restarted; answers request t5",
+    );
+    rollout.taken(0, &pod("a", &value, &answered));
+    // Of a moment before.
+    assert_eq!(rollout.see(&pod("a", "t5", &answered)), None);
+    assert_eq!(rollout.see(&restarted("a", &value)), Some(0));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::{DEFAULT_GRACE, RestartPolicy};
 use crate::node::InstanceState;
 use crate::plan::{Member, Plan, RestartId, Starter, Trigger, Way, start_at_once};
-use crate::policy::{Action, CompletedContainers, Policy, Start};
+use crate::policy::{self, Action, CompletedContainers, Policy, Start};
 use crate::replay::{self, ReplayBlocker};
 use crate::report::condition_type;
 use crate::restart::machine::{Effect, Event, Machine, Phase};
@@ -40,7 +40,8 @@ impl Pod {
             return;
         };
         let names = spec.containers.iter().map(|container| &container.name);
-        let kills = names.filter(|name| !policy.kills_that_restart(name.as_str()).is_empty());
+        let kills = |name: &str| !policy::kills_that_restart(policy.actions(name)).is_empty();
+        let kills = names.filter(|name| kills(name.as_str()));
         let kills: BTreeSet<ContainerName> = kills.cloned().collect();
         if !kills.is_empty() && !std::mem::replace(&mut self.said_kills, true) {
             self.say(Saying::KillsRestart(kills));

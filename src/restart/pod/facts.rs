@@ -167,7 +167,11 @@ impl Pod {
     pub(super) fn awaits_oom(&self, id: &ContainerId) -> bool {
         let settled = self.oom_killed.contains_key(id) || self.decided.contains(id);
         let open = !settled && !self.deleting && !self.is_replaced(id);
-        open && self.asked_if(id, true) != self.asked_if(id, false)
+        let asked = |oom_killed| {
+            let (trigger, action) = self.asked_if(id, oom_killed)?;
+            Some((trigger.rule.map(|rule| rule.number), action))
+        };
+        open && asked(true) != asked(false)
     }
 
     fn asked_if(&self, id: &ContainerId, oom_killed: bool) -> Option<(Trigger, Action)> {

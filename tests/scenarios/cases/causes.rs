@@ -100,6 +100,8 @@ async fn by_signal(stage: Stage, shape: Shape) -> Result<()> {
         .regular("logger");
     let pod = stage.running(shape).await?;
     pod.restarts_all("trainer", 139).await?;
+    pod.until_told("RestartingAllContainers", "(rule 1, onSignal)")
+        .await?;
     exit_is_shown(&pod, "trainer", "exit 139 (Error)")
 }
 
@@ -127,6 +129,8 @@ async fn out_of_memory(stage: Stage, shape: Shape) -> Result<()> {
         .regular("logger");
     let pod = stage.running(shape).await?;
     pod.restarts_all("trainer", 137).await?;
+    pod.until_told("RestartingAllContainers", "(rule 1, onOOMKilled)")
+        .await?;
     exit_is_shown(&pod, "trainer", "exit 137 (OOMKilled)")
 }
 

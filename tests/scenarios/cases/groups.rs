@@ -15,7 +15,7 @@ use crate::evidence::Deed;
 use crate::jobset::{self, Controller, Door};
 use crate::pod::LivePod;
 use crate::restarted::Before;
-use crate::scenario::{Scenario, of_containerd, scenarios, taking_long};
+use crate::scenario::{Scenario, of_containerd, scenarios, taking_long, telling_nodes_apart};
 use crate::shape::{Shape, rule};
 use crate::stage::Stage;
 use crate::wait::{self, PATIENCE};
@@ -27,7 +27,10 @@ const AGENT: &str = "/jobset/in-place-restart-agent";
 const AGENT_BESIDE: &str = r#"{ /jobset/in-place-restart-agent; echo $? >"/ev/$name"; } &"#;
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
-    let mut scenarios = scenarios![Shared: jobset_whose_agents_start_the_workers_is_replayed];
+    // Kubelets that could restart the pods themselves are none that need it.
+    let mut scenarios = telling_nodes_apart(scenarios![Shared:
+        jobset_whose_agents_start_the_workers_is_replayed,
+    ]);
     scenarios.extend(taking_long(scenarios![Shared:
         jobset_whose_agents_are_sidecars_waits_for_all_of_them,
     ]));

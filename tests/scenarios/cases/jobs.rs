@@ -9,9 +9,11 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::runtime::watcher;
 use serde_json::{Value, json};
+use tokio::process::Command;
 
 use crate::history::History;
 use crate::pod::LivePod;
+use crate::restarted::Before;
 use crate::scenario::{Scenario, scenarios};
 use crate::shape::{Shape, rule};
 use crate::stage::Stage;
@@ -21,6 +23,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         jobs_pod_restarts_and_its_failure_policy_sees_the_last_exit_alone,
         job_that_forgives_no_failure_outlives_two_restarts,
         job_whose_container_restarts_alone_completes,
+        jobs_pod_restarts_by_the_jobs_name,
         jobs_pod_flushes_what_it_has_before_it_restarts,
         deployments_pod_keeps_its_endpoint,
     ]
@@ -28,6 +31,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
 
 /// A Job of one pod, which runs.
 struct LiveJob {
+    name: String,
     pod: Arc<LivePod>,
     history: History<Job>,
     mark: usize,
@@ -56,7 +60,12 @@ impl LiveJob {
             })
             .await?;
         let mark = history.mark();
-        Ok(Self { pod, history, mark })
+        Ok(Self {
+            name,
+            pod,
+            history,
+            mark,
+        })
     }
 
     /// One active pod, none that failed, all the time.
@@ -132,6 +141,22 @@ async fn job_that_forgives_no_failure_outlives_two_restarts(stage: Stage) -> Res
     let job = LiveJob::begin(&stage, shape, &json!({"backoffLimit": 0})).await?;
     job.pod.restarts_all("trainer", 42).await?;
     job.pod.restarts_all("trainer", 42).await?;
+    job.is_untouched()
+}
+
+async fn jobs_pod_restarts_by_the_jobs_name(stage: Stage) -> Result<()> {
+    let shape = Shape::never()
+        .regular("trainer")
+        .restarts_all("trainer", 42);
+    let job = LiveJob::begin(&stage, shape, &json!({"backoffLimit": 0})).await?;
+    let before = Before::of(&job.pod).await?;
+    let mut restart = Command::new(&stage.plugin.binary);
+    let target = format!("job/{}", job.name);
+    restart.args(["restart", &target, "--wait", "-n", "default"]);
+    restart.arg("--kubeconfig").arg(stage.node.kubeconfig());
+    let done = restart.output().await?;
+    ensure!(done.status.success(), "{done:?}");
+    job.pod.has_restarted(&before).await?;
     job.is_untouched()
 }
 

@@ -1,5 +1,7 @@
 //! What the plugin counts, and says of how it is.
 
+use std::fs;
+
 use anyhow::{Result, ensure};
 
 use crate::scenario::{Scenario, scenarios};
@@ -14,6 +16,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
     scenarios![Alone:
         metrics_count_each_restart_once_and_what_belongs_to_it,
         readyz_says_what_lacks_while_the_runtime_is_away,
+        healthz_fails_while_hooks_find_no_socket,
         plugin_that_waits_is_ready_for_whoever_replaces_the_other,
     ]
 }
@@ -50,21 +53,24 @@ async fn metrics_count_each_restart_once_and_what_belongs_to_it(stage: Stage) ->
     };
     let replayed = stage.running(never().started_by("Replay")).await?;
     let started = stage.running(never().started_by("Kubelet")).await?;
+    let cleared = never().init("setup").started_by("Kubelet");
+    let cleared = stage.running(cleared).await?;
     replayed.restarts_all("trainer", 42).await?;
     started.restarts_all("trainer", 42).await?;
+    cleared.restarts_all("trainer", 42).await?;
     // Nothing is asked for, and the pod is the kubelet's to fail.
     let unmatched = stage.running(never()).await?;
     unmatched.exit("trainer", 7).await?;
     unmatched.until_state("trainer", "exit 7 (Error)").await?;
 
-    let metrics = after_restarts(&stage, 2).await?;
+    let metrics = after_restarts(&stage, 3).await?;
     let all = "action=\"RestartAllContainers\",trigger=\"exit\"";
     let of = |way| {
         let way = format!("way=\"{way}\"");
         metrics.count(RESTARTS, &[all, &way, "outcome=\"Restarted\""])
     };
-    let ways = [of("replay")?, of("placeholders")?];
-    ensure!(ways == [1, 1], "{metrics:?}");
+    let ways = [of("replay")?, of("placeholders")?, of("cleared")?];
+    ensure!(ways == [1, 1, 1], "{metrics:?}");
     for phase in ["killed", "first_running", "all_running"] {
         let measured = |way| {
             let series = format!("reprise_exit_to_{phase}_seconds_count");
@@ -74,7 +80,7 @@ async fn metrics_count_each_restart_once_and_what_belongs_to_it(stage: Stage) ->
         ensure!(measured == [1, 1], "{phase}: {metrics:?}");
     }
     let counts = [
-        ("reprise_replays_declined_total", 1),
+        ("reprise_replays_declined_total", 2),
         ("reprise_restarts_begun_anew_total", 0),
         ("reprise_unmatched_exits_total", 1),
         ("reprise_back_off_seconds_count", 0),
@@ -91,10 +97,13 @@ async fn metrics_count_each_restart_once_and_what_belongs_to_it(stage: Stage) ->
         );
     }
     let declined = metrics.count("reprise_replays_declined_total", &["reason=\"asked\""])?;
-    ensure!(declined == 1, "{metrics:?}");
+    ensure!(declined == 2, "{metrics:?}");
+    // The kubelet shows by what it wants that it has recorded the placeholders.
+    let refused = metrics.count("reprise_gate_refusals_total", &["reason=\"not_yet\""])?;
+    ensure!(refused > 0, "{metrics:?}");
     // Both of each restart. What no rule matches need not be held, if its code is known when its hook asks.
     let held = metrics.count("reprise_exit_hold_seconds_count", &[])?;
-    ensure!(held == 4 || held == 5, "{held} exits were held");
+    ensure!(held == 6 || held == 7, "{held} exits were held");
     let created = "event=\"CreateContainer\"";
     let created = metrics.count("reprise_nri_handler_seconds_count", &[created])?;
     ensure!(created >= 10, "only {created} containers were created");
@@ -140,6 +149,22 @@ async fn readyz_says_what_lacks_while_the_runtime_is_away(stage: Stage) -> Resul
     });
     ensure!(reconnects.await? == 1);
     Ok(())
+}
+
+/// What the plugin would make again, but cannot.
+async fn healthz_fails_while_hooks_find_no_socket(stage: Stage) -> Result<()> {
+    let socket = stage.plugin.run_dir().join("hook.sock");
+    until_answer(&stage, "/healthz", answer(200, "ok")).await?;
+    fs::remove_file(&socket)?;
+    fs::create_dir(&socket)?;
+    let gone = until_answer(&stage, "/healthz", answer(503, "the hooks' socket is gone"));
+    let gone = gone.await;
+    fs::remove_dir(&socket)?;
+    gone?;
+    until_answer(&stage, "/healthz", answer(200, "ok")).await?;
+    let shape = Shape::never().regular("trainer");
+    let pod = stage.running(shape.restarts_all("trainer", 42)).await?;
+    pod.restarts_all("trainer", 42).await
 }
 
 /// A `DaemonSet` that replaces one with the other waits for that (`maxSurge`).

@@ -23,6 +23,7 @@ mod hard_reset;
 mod hooks;
 mod inits;
 mod jobs;
+mod kubectl;
 mod kubelet;
 mod late;
 mod launched;
@@ -80,6 +81,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         causes::scenarios(),
         triggers::scenarios(),
         requests::scenarios(),
+        kubectl::scenarios(),
         restart_pod::scenarios(),
         probes::scenarios(),
         replay::scenarios(),

@@ -85,7 +85,7 @@ async fn history_has_each_restart_with_its_rule_its_times_and_its_end(stage: Sta
     let expected = json!({
         "container": "trainer",
         "exitCode": 42,
-        "rule": {"number": 2, "source": "restart-rules.reprise.dev/container.trainer"},
+        "rule": {"number": 2, "source": "restart-rules.reprise.dev/container.trainer", "by": "exitCodes"},
         "action": "RestartAllContainers",
         "outcome": "Restarted",
         "restarts": 1,

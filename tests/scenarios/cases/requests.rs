@@ -1,12 +1,10 @@
 //! Restarts that somebody asks for.
 
-use std::os::unix::fs::symlink;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
-use tokio::task::spawn_blocking;
 
 use super::conditions::{LAST_RESTART, all_containers, condition};
 use super::probes::probe;
@@ -46,11 +44,11 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         pod_that_was_made_with_a_request_restarts_at_the_next,
         request_while_nothing_but_a_sidecar_runs_waits_for_the_others,
         requests_at_once_and_in_the_middle_are_one_restart,
-        kubectl_restarts_a_pod_and_tells_of_it,
     ]);
     scenarios.extend(scenarios![Alone:
         request_is_answered_once_whatever_dies_in_the_middle,
         request_while_the_plugin_is_away_is_answered_once,
+        answer_that_the_api_server_was_never_told_is_told_by_the_next_plugin,
         pods_that_are_asked_for_by_their_label_restart_in_turns,
     ]);
     scenarios
@@ -295,63 +293,11 @@ async fn request_is_answered_once_whatever_dies_in_the_middle(stage: Stage) -> R
             stage.plugin.kill().await?;
             stage.plugin.start().await?;
         }
-        // What starts while nobody is asked may begin anew.
-        pod.has_recovered(&restart.before).await?;
+        // What starts while nobody is asked may begin anew: it is over when it is answered.
         until_request_answered(&pod, 1, "a").await?;
+        pod.has_recovered(&restart.before).await?;
         nothing_happens(&pod).await?;
     }
-    Ok(())
-}
-
-/// As somebody does who has just installed it.
-async fn kubectl_restarts_a_pod_and_tells_of_it(stage: Stage) -> Result<()> {
-    let shape = Shape::never()
-        .regular("trainer")
-        .restarts_all("trainer", 42);
-    let pod = stage.running(shape).await?;
-    let installed = tempfile::tempdir()?;
-    symlink(
-        &stage.plugin.binary,
-        installed.path().join("kubectl-reprise"),
-    )?;
-    let kubectl = async |args: &[&str]| {
-        let args = [&["reprise"], args, &["--namespace", "default"]].concat();
-        let mut command = stage.node.kubectl_with_plugin(installed.path(), &args);
-        let output = spawn_blocking(move || command.output()).await??;
-        let said = [&*output.stdout, &*output.stderr].concat();
-        let said = String::from_utf8_lossy(&said).into_owned();
-        anyhow::Ok((output.status.code(), said))
-    };
-    let before = Before::of(&pod).await?;
-    let (code, said) = kubectl(&["restart", &pod.name, "--wait"]).await?;
-    let line = said
-        .lines()
-        .any(|it| it.contains(&pod.name) && it.contains("restarted"));
-    ensure!(code == Some(0) && line, "{code:?}: {said}");
-    pod.has_restarted(&before).await?;
-    let (code, said) = kubectl(&["status", &pod.name]).await?;
-    let row = said
-        .lines()
-        .any(|it| it.starts_with(&pod.name) && it.contains("Restart 1: "));
-    ensure!(code == Some(0) && row, "{code:?}: {said}");
-    for (args, exits_with, why) in [
-        (&["restart", "nobody"][..], 1, "nobody"),
-        (&["restart", "-l", "asked=no"], 1, "asked=no"),
-        (&["restart", "-l", "a=b=c"], 1, "found '='"),
-        (&["restart"], 2, "Usage"),
-    ] {
-        let (code, said) = kubectl(args).await?;
-        let clear = said.contains(why) && !said.contains("panicked");
-        ensure!(
-            code == Some(exits_with) && clear,
-            "{args:?}: {code:?}: {said}"
-        );
-    }
-    // The kubelet's own rights on this node do not reach so far.
-    let theirs = stage.node.plugin_kubeconfig.to_string_lossy().into_owned();
-    let (code, said) = kubectl(&["restart", &pod.name, "--kubeconfig", &theirs]).await?;
-    let denied = said.contains("forbidden") || said.contains("may not");
-    ensure!(code == Some(1) && denied, "{code:?}: {said}");
     Ok(())
 }
 
@@ -370,6 +316,43 @@ async fn request_while_the_plugin_is_away_is_answered_once(stage: Stage) -> Resu
     stage.plugin.kill().await?;
     stage.plugin.start().await?;
     stage.plugin.until_ready(1).await?;
+    nothing_happens(&pod).await
+}
+
+/// The answer is all that is lost: the restart was over.
+async fn answer_that_the_api_server_was_never_told_is_told_by_the_next_plugin(
+    stage: Stage,
+) -> Result<()> {
+    let shape = Shape::never()
+        .regular("trainer")
+        .regular("logger")
+        .ignoring_term()
+        .restarts_pod("trainer", 42)
+        .options(&json!({"gracePeriodSeconds": 3}));
+    let pod = stage.running(shape).await?;
+    let restart = UnderWay {
+        before: Before::of(&pod).await?,
+        pod: Arc::clone(&pod),
+    };
+    ask(&pod, "a").await?;
+    restart.reaches(Phase::Down).await?;
+    stage.node.script("kill", "apiserver").await?;
+    let over = async {
+        wait::until("the restart is over", PATIENCE, async || {
+            let lines = pod.plugin.log_lines(&pod.name)?;
+            let over = lines
+                .iter()
+                .any(|it| it.contains("all containers run again"));
+            Ok(over.then_some(()).ok_or_else(|| "it is not".to_owned()))
+        })
+        .await?;
+        stage.plugin.kill().await?;
+        stage.plugin.start().await
+    };
+    let over = over.await;
+    stage.node.script("start", "apiserver").await?;
+    over?;
+    until_request_answered(&pod, 1, "a").await?;
     nothing_happens(&pod).await
 }
 

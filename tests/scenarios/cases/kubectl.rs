@@ -1,0 +1,183 @@
+//! `kubectl reprise`, as somebody uses it who has just installed it.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::task::spawn_blocking;
+use tokio::time::sleep;
+
+use crate::restarted::Before;
+use crate::scenario::{Scenario, scenarios};
+use crate::shape::Shape;
+use crate::stage::Stage;
+
+pub(crate) fn scenarios() -> Vec<Scenario> {
+    [
+        scenarios![Shared:
+            kubectl_restarts_a_pod_and_tells_of_it,
+            kubectl_proposes_names_of_pods,
+        ],
+        scenarios![Alone:
+            kubectl_that_waits_in_vain_says_so_and_the_request_stands,
+        ],
+    ]
+    .concat()
+}
+
+/// The plugin by the names by which kubectl looks for it.
+struct Installed<'s> {
+    stage: &'s Stage,
+    dir: TempDir,
+}
+
+impl<'s> Installed<'s> {
+    fn on(stage: &'s Stage) -> Result<Self> {
+        let dir = tempfile::tempdir()?;
+        let plugin = "kubectl-reprise";
+        symlink(&stage.plugin.binary, dir.path().join(plugin))?;
+        // A script that is shipped.
+        let completion = "kubectl_complete-reprise";
+        let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy");
+        symlink(deploy.join(completion), dir.path().join(completion))?;
+        Ok(Self { stage, dir })
+    }
+
+    fn kubectl(&self, args: &[&str]) -> Command {
+        let mut command = self.stage.node.kubectl_with_plugin(self.dir.path(), args);
+        command.stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    /// Of somebody whose token the API server does not know.
+    async fn kubeconfig_of_a_stranger(&self) -> Result<String> {
+        let (_, config) = run(self.kubectl(&["config", "view", "--raw", "-o", "json"])).await?;
+        let mut config: Value = serde_json::from_str(&config)?;
+        config["users"][0]["user"] = json!({"token": "of-yesterday"});
+        let path = self.dir.path().join("stranger.yaml");
+        fs::write(&path, config.to_string())?;
+        Ok(path.to_string_lossy().into_owned())
+    }
+
+    fn reprise(&self, args: &[&str]) -> Command {
+        self.kubectl(&[&["reprise"], args, &["--namespace", "default"]].concat())
+    }
+}
+
+/// Its exit code, and all that it says.
+async fn run(mut command: Command) -> Result<(Option<i32>, String)> {
+    Ok(said(&spawn_blocking(move || command.output()).await??))
+}
+
+fn said(output: &Output) -> (Option<i32>, String) {
+    let said = [&*output.stdout, &*output.stderr].concat();
+    let said = String::from_utf8_lossy(&said).into_owned();
+    (output.status.code(), said)
+}
+
+fn shape() -> Shape {
+    let shape = Shape::never().regular("trainer");
+    shape.restarts_all("trainer", 42)
+}
+
+async fn kubectl_restarts_a_pod_and_tells_of_it(stage: Stage) -> Result<()> {
+    let pod = stage.running(shape()).await?;
+    let installed = Installed::on(&stage)?;
+    let before = Before::of(&pod).await?;
+    let restart = installed.reprise(&["restart", &pod.name, "--wait"]);
+    let (code, said) = run(restart).await?;
+    let line = said
+        .lines()
+        .any(|it| it.contains(&pod.name) && it.contains("restarted"));
+    ensure!(code == Some(0) && line, "{code:?}: {said}");
+    pod.has_restarted(&before).await?;
+    let (code, said) = run(installed.reprise(&["status", &pod.name])).await?;
+    let row = said
+        .lines()
+        .any(|it| it.starts_with(&pod.name) && it.contains("Restart 1: "));
+    ensure!(code == Some(0) && row, "{code:?}: {said}");
+    let stranger = installed.kubeconfig_of_a_stranger().await?;
+    for (args, exits_with, why) in [
+        (&["restart", "nobody"][..], 1, "nobody"),
+        (&["restart", "job/nobody"], 1, "nobody"),
+        (&["restart", "-l", "asked=no"], 1, "asked=no"),
+        (&["restart", "-l", "a=b=c"], 1, "found '='"),
+        (&["restart"], 2, "Usage"),
+        (&["status", "-l", "asked=no"], 1, "asked=no"),
+        (&["status", "nobody"], 1, "nobody"),
+        (&["restart", &pod.name, "--kubeconfig", &stranger], 1, "401"),
+    ] {
+        let (code, said) = run(installed.reprise(args)).await?;
+        let clear = said.contains(why) && !said.contains("panicked");
+        ensure!(
+            code == Some(exits_with) && clear,
+            "{args:?}: {code:?}: {said}"
+        );
+    }
+    // The kubelet's own rights on this node do not reach so far.
+    let theirs = stage.node.plugin_kubeconfig.to_string_lossy().into_owned();
+    let restart = installed.reprise(&["restart", &pod.name, "--kubeconfig", &theirs]);
+    let (code, said) = run(restart).await?;
+    let denied = said.contains("forbidden") || said.contains("may not");
+    ensure!(code == Some(1) && denied, "{code:?}: {said}");
+    Ok(())
+}
+
+/// As a shell asks it when somebody presses Tab.
+async fn kubectl_proposes_names_of_pods(stage: Stage) -> Result<()> {
+    let pod = stage.running(shape()).await?;
+    let installed = Installed::on(&stage)?;
+    let begun = &pod.name[..pod.name.len() - 1];
+    for (line, proposed) in [
+        (&["restart", begun][..], Some(&*pod.name)),
+        (&["status", "-n", "default", begun], Some(&pod.name)),
+        (&["restart", "-n", "kube-system", begun], None),
+        (&["rest"], Some("restart")),
+        (&["restart", "--max-un"], Some("--max-unavailable")),
+    ] {
+        let line = [&["__complete", "reprise"], line].concat();
+        let (code, said) = run(installed.kubectl(&line)).await?;
+        let mut words = said.lines().take_while(|word| !word.starts_with(':'));
+        let right = match proposed {
+            Some(word) => words.any(|it| it == word),
+            None => words.next().is_none(),
+        };
+        ensure!(code == Some(0) && right, "{line:?}: {code:?}: {said}");
+    }
+    Ok(())
+}
+
+async fn kubectl_that_waits_in_vain_says_so_and_the_request_stands(stage: Stage) -> Result<()> {
+    let pod = stage.running(shape()).await?;
+    let installed = Installed::on(&stage)?;
+    let before = Before::of(&pod).await?;
+    stage.plugin.kill().await?;
+    let waits = ["restart", &pod.name, "--wait"];
+    let late = installed.reprise(&[&waits[..], &["--timeout", "2s"]].concat());
+    let (code, told) = run(late).await?;
+    ensure!(
+        code == Some(4) && told.contains(&pod.name),
+        "{code:?}: {told}"
+    );
+    // Somebody presses Ctrl-C.
+    let child = installed.reprise(&waits).spawn()?;
+    let pid = Pid::from_raw(child.id().try_into()?);
+    sleep(Duration::from_secs(2)).await;
+    // kubectl has become the plugin.
+    kill(pid, Signal::SIGINT)?;
+    let (code, told) = said(&spawn_blocking(move || child.wait_with_output()).await??);
+    ensure!(
+        code == Some(130) && told.contains(&pod.name),
+        "{code:?}: {told}"
+    );
+    stage.plugin.start().await?;
+    pod.has_restarted(&before).await
+}
