@@ -8,6 +8,7 @@ use futures::future::try_join_all;
 use serde::Serialize;
 use serde_json::json;
 
+use crate::machine::{Ticks, at_rest};
 use crate::node::Node;
 use crate::options::Options;
 use crate::plugin::Plugin;
@@ -15,7 +16,6 @@ use crate::pod::LivePod;
 use crate::restarted::Before;
 use crate::restarts::{CODE, PodKind, TRIGGER, Way, running_since, until_exited};
 use crate::say;
-use crate::shape::Shape;
 use crate::stage::Stage;
 
 #[derive(Serialize)]
@@ -26,15 +26,19 @@ pub(crate) struct Burst {
     pub(crate) seconds: Vec<f64>,
 }
 
-/// Pods of a group that is asked to restart.
+/// Pods that are asked to restart together.
 #[derive(Serialize)]
 pub(crate) struct Group {
-    /// Of each pod, from the moment when all are asked.
+    pub(crate) pods: usize,
+    /// Of each pod of each round, from the moment when all are asked.
     pub(crate) seconds: Vec<f64>,
+    /// Per cent of the cores' time that was used from then until all ran, of each round.
+    pub(crate) busy: Vec<f64>,
 }
 
 /// Beside a group of one.
 const GROUP: usize = 20;
+const GROUP_ROUNDS: usize = 3;
 
 pub(crate) const POD_KINDS: [PodKind; 2] = [PodKind::Three, PodKind::ThreeIgnoringTerm];
 
@@ -52,8 +56,12 @@ pub(crate) async fn measure(
     {
         let stage = Stage::new(Arc::clone(node), Arc::clone(plugin), "burst");
         let shape = pod.to_be_restarted(way, options);
-        let exit = async |pod: &LivePod| pod.exit(TRIGGER, CODE).await;
-        let (pods, _) = together(&stage, &shape, options.burst, exit).await?;
+        let pods = (0..options.burst).map(|_| stage.running(shape.clone()));
+        let pods = try_join_all(pods).await?;
+        let before = try_join_all(pods.iter().map(|pod| Before::of(pod))).await?;
+        try_join_all(pods.iter().map(|pod| pod.exit(TRIGGER, CODE))).await?;
+        let restarts = pods.iter().zip(&before);
+        try_join_all(restarts.map(|(pod, before)| pod.has_restarted(before))).await?;
         let mut seconds = Vec::new();
         for pod in &pods {
             seconds.push(took(pod, until_exited(pod).await?)?);
@@ -79,38 +87,40 @@ pub(crate) async fn measure_groups(
     let mut groups = Vec::new();
     let request = json!({"metadata": {"annotations": {"restart-request.reprise.dev/pod": "1"}}});
     for count in [1, GROUP] {
-        let stage = Stage::new(Arc::clone(node), Arc::clone(plugin), "group");
-        let shape = PodKind::One.to_be_restarted(Way::Replay, options);
-        let ask = async |pod: &LivePod| pod.patch(&request).await;
-        let (pods, asked) = together(&stage, &shape, count, ask).await?;
-        let seconds = pods.iter().map(|pod| took(pod, asked));
-        let seconds = seconds.collect::<Result<Vec<f64>>>()?;
-        stage.delete_pods().await?;
-        plugin.must_be_well().await?;
+        let (mut seconds, mut busy) = (Vec::new(), Vec::new());
+        for _ in 0..GROUP_ROUNDS {
+            let stage = Stage::new(Arc::clone(node), Arc::clone(plugin), "group");
+            let shape = PodKind::One.to_be_restarted(Way::Replay, options);
+            let pods = (0..count).map(|_| stage.running(shape.clone()));
+            let pods = try_join_all(pods).await?;
+            let before = try_join_all(pods.iter().map(|pod| Before::of(pod))).await?;
+            at_rest().await?;
+            let asked = SystemTime::now().duration_since(UNIX_EPOCH)?;
+            let ticks = Ticks::now()?;
+            try_join_all(pods.iter().map(|pod| pod.patch(&request))).await?;
+            let restarts = pods.iter().zip(&before);
+            let begun = restarts.map(|(pod, before)| pod.until_begun_again(before));
+            try_join_all(begun).await?;
+            busy.push(ticks.busy_since()?);
+            let restarts = pods.iter().zip(&before);
+            try_join_all(restarts.map(|(pod, before)| pod.has_restarted(before))).await?;
+            for pod in &pods {
+                seconds.push(took(pod, asked)?);
+            }
+            stage.delete_pods().await?;
+            plugin.must_be_well().await?;
+        }
         say(&format!(
             "{count} pods asked together: worst {:.3} s",
             worst(&seconds)
         ));
-        groups.push(Group { seconds });
+        groups.push(Group {
+            pods: count,
+            seconds,
+            busy,
+        });
     }
     Ok(groups)
-}
-
-/// So many pods that were told to restart, all at once, and have; and when that was, since the epoch.
-async fn together(
-    stage: &Stage,
-    shape: &Shape,
-    count: usize,
-    tell: impl AsyncFn(&LivePod) -> Result<()>,
-) -> Result<(Vec<Arc<LivePod>>, Duration)> {
-    let pods = (0..count).map(|_| stage.running(shape.clone()));
-    let pods = try_join_all(pods).await?;
-    let before = try_join_all(pods.iter().map(|pod| Before::of(pod))).await?;
-    let told = SystemTime::now().duration_since(UNIX_EPOCH)?;
-    try_join_all(pods.iter().map(|pod| tell(pod))).await?;
-    let restarts = pods.iter().zip(&before);
-    try_join_all(restarts.map(|(pod, before)| pod.has_restarted(before))).await?;
-    Ok((pods, told))
 }
 
 /// From then until the pod ran again, in seconds.

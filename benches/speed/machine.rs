@@ -74,15 +74,31 @@ impl fmt::Display for Machine {
 }
 
 /// How much of its cores' time the machine has been busy since it started, and had in all, in ticks (`proc_stat(5)`).
-fn ticks() -> Result<(f64, f64)> {
-    let stat = read_to_string("/proc/stat")?;
-    let ticks = stat.split_whitespace().skip(1).take(8).map(str::parse);
-    let ticks: Vec<f64> = ticks.collect::<Result<_, _>>()?;
-    let [_, _, _, idle, iowait, ..] = ticks[..] else {
-        bail!("/proc/stat begins with {ticks:?}")
-    };
-    let all: f64 = ticks.iter().sum();
-    Ok((all - idle - iowait, all))
+pub(crate) struct Ticks {
+    busy: f64,
+    all: f64,
+}
+
+impl Ticks {
+    pub(crate) fn now() -> Result<Self> {
+        let stat = read_to_string("/proc/stat")?;
+        let ticks = stat.split_whitespace().skip(1).take(8).map(str::parse);
+        let ticks: Vec<f64> = ticks.collect::<Result<_, _>>()?;
+        let [_, _, _, idle, iowait, ..] = ticks[..] else {
+            bail!("/proc/stat begins with {ticks:?}")
+        };
+        let all: f64 = ticks.iter().sum();
+        Ok(Self {
+            busy: all - idle - iowait,
+            all,
+        })
+    }
+
+    /// Per cent of the time since then.
+    pub(crate) fn busy_since(&self) -> Result<f64> {
+        let now = Self::now()?;
+        Ok(100.0 * (now.busy - self.busy) / (now.all - self.all))
+    }
 }
 
 /// Waits until the machine has little to do beside what is measured, but not for long: per cent of its cores' time
@@ -90,10 +106,9 @@ fn ticks() -> Result<(f64, f64)> {
 pub(crate) async fn at_rest() -> Result<f64> {
     let mut last = 100.0;
     for _ in 0..REST_TRIES {
-        let before = ticks()?;
+        let before = Ticks::now()?;
         sleep(Duration::from_secs(2)).await;
-        let after = ticks()?;
-        last = 100.0 * (after.0 - before.0) / (after.1 - before.1);
+        last = before.busy_since()?;
         if last < REST_PERCENT {
             break;
         }

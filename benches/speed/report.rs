@@ -80,13 +80,16 @@ fn bursts(text: &mut String, results: &Results) -> std::fmt::Result {
     }
     writeln!(
         text,
-        "\n| pods of one container each, asked to restart together, by replay; from the asking to all running | median | worst |\n\
-         |--:|--:|--:|"
+        "\n| pods of one container each, asked to restart together, by replay; from the asking to all running | median | worst | \
+         of the cores' time in use until then, % |\n\
+         |--:|--:|--:|--:|"
     )?;
     for group in &results.groups {
-        if let Some(sample) = Sample::of(group.seconds.iter().copied()) {
-            let (median, worst) = (sample.median(), sample.worst());
-            writeln!(text, "| {} | {median:.2} | {worst:.2} |", sample.count())?;
+        let samples = [&group.seconds, &group.busy].map(|it| Sample::of(it.iter().copied()));
+        if let [Some(seconds), Some(busy)] = samples {
+            let (pods, busy) = (group.pods, busy.median());
+            let (median, worst) = (seconds.median(), seconds.worst());
+            writeln!(text, "| {pods} | {median:.2} | {worst:.2} | {busy:.0} |")?;
         }
     }
     writeln!(text)
