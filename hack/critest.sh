@@ -124,7 +124,7 @@ is_running() { kill -0 "$1" 2>/dev/null; }
 
 build_plugin() {
     PLUGIN_BIN=${REPRISE_BIN:-$HERE/../target/debug/reprise}
-    if [[ -z ${REPRISE_BIN:-} && ! -x $PLUGIN_BIN ]]; then
+    if [[ -z ${REPRISE_BIN:-} ]]; then
         say "building the plugin"
         (cd "$HERE/.." && cargo build --locked --target-dir target)
     fi

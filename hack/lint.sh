@@ -50,8 +50,15 @@ check_dependencies() {
 # The crate that is for others must be whole without the rest of this tree.
 check_publishing() {
     local package=(--locked --allow-dirty --package nri)
-    # Without the network only the registry is not asked.
-    cargo publish --dry-run "${package[@]}" || cargo package --offline "${package[@]}"
+    local said
+    said=$(mktemp)
+    if ! cargo publish --dry-run "${package[@]}" 2> >(tee "$said" >&2); then
+        # Without the network only the registry is not asked.
+        grep -qiE 'failed to (fetch|download|update|query)|could not (resolve|connect)|network|timed out' "$said" ||
+            die "the crate nri cannot be published"
+        cargo package --offline "${package[@]}"
+    fi
+    rm -f "$said"
 }
 
 check_scripts() {

@@ -139,6 +139,21 @@ delete_pods() {
     rm -rf "$EVIDENCE"
 }
 
+# After a check that has failed.
+clean_up() {
+    delete_pods
+    ! grep -q "$OF_CHECKS" "$DIR/kubelet.yaml" || kubelet_with
+}
+
+# Restarts the kubelet with these settings beside the node's, in place of those of another check.
+OF_CHECKS='^singleProcessOOMKill\|^shutdownGracePeriod'
+kubelet_with() { # LINE...
+    sed -i "/$OF_CHECKS/d" "$DIR/kubelet.yaml"
+    (($# == 0)) || printf '%s\n' "$@" >>"$DIR/kubelet.yaml"
+    systemctl restart "reprise-$NODE-kubelet"
+    wait_for 120 "healthy kubelet" kubelet_healthy
+}
+
 # Where the API server answers at all, all of a pod's containers run and none waits or was never started.
 runs() { # POD
     api "/api/v1/namespaces/default/pods/$1" | jq -e '.status.phase == "Running" and
@@ -273,10 +288,10 @@ in_back_off() { # POD
 
 # A pod whose container `eater` takes all memory that it may have when it is asked to: by a process of its own, beside
 # the shell.
-make_eater() { # CODES
+make_eater() { # CONDITION
     rm -rf "${EVIDENCE:?}/eater"
     # shellcheck disable=SC2016 # the container's own variables
-    pod eater Always | sed -e "s/\[42\]/[$1]/" -e '/- name: a$/a\    resources: {requests: {memory: 16Mi}, limits: {memory: 48Mi}}' \
+    pod eater Always | sed -e "s/exitCodes: {.*\[42\]}/$1/" -e '/- name: a$/a\    resources: {requests: {memory: 16Mi}, limits: {memory: 48Mi}}' \
         -e 's|^      exit 42|      tail /dev/zero; echo "$? $(cut -d. -f1 /proc/uptime)" >>/evidence/survived; sleep 10; exit 42|' |
         k apply -f -
     wait_for 60 "pod eater that runs" runs eater
@@ -297,7 +312,7 @@ limits_of() { # POD CONTAINER
 # All of a container's processes go with the one that the kernel chooses (memory.oom.group).
 oom_kill() {
     local before now
-    make_eater 137
+    make_eater 'onOOMKilled: {}'
     before=$(limits_of eater a)
     ask eater a
     wait_for 60 "new start" has_started eater b 2
@@ -306,6 +321,7 @@ oom_kill() {
     echo "measured: $now"
     [[ $now == "$before" ]] || fail "it was: $before"
     [[ $now == *"memory.oom.group 1"* ]] || fail "memory.oom.group is not set"
+    [[ $now != *"memory.high max"* ]] || fail "memory.high is not set"
     [[ ! -e $EVIDENCE/eater/survived ]] || fail "its shell has outlived it"
     api /api/v1/namespaces/default/pods/eater | jq -e '.status.containerStatuses[] | select(.name == "a") |
         .lastState.terminated | .reason == "OOMKilled" and .exitCode == 137' || fail "the status says nothing of it"
@@ -313,10 +329,8 @@ oom_kill() {
 
 # A kubelet that lets the others live: the shell sees it, nothing restarts until the shell asks.
 oom_kill_of_one() {
-    echo 'singleProcessOOMKill: true' >>"$DIR/kubelet.yaml"
-    systemctl restart "reprise-$NODE-kubelet"
-    wait_for 120 "healthy kubelet" kubelet_healthy
-    make_eater 42
+    kubelet_with 'singleProcessOOMKill: true'
+    make_eater 'exitCodes: {operator: In, values: [42]}'
     ask eater a
     wait_for 60 "end of one process" test -s "$EVIDENCE/eater/survived"
     [[ $(cut -d ' ' -f 1 "$EVIDENCE/eater/survived") == 137 ]] || fail "it ended with $(cat "$EVIDENCE/eater/survived")"
@@ -324,17 +338,13 @@ oom_kill_of_one() {
     [[ $(starts eater b) == 1 ]] || fail "the pod restarted when one process ended"
     wait_for 60 "new start" has_started eater b 2
     await_well 60 eater:Always
-    sed -i '/^singleProcessOOMKill/d' "$DIR/kubelet.yaml"
-    systemctl restart "reprise-$NODE-kubelet"
-    wait_for 120 "healthy kubelet" kubelet_healthy
+    kubelet_with
 }
 
 # Pods that answer SIGTERM with the code that asks for a restart, under a kubelet that ends its pods before the machine
 # shuts down.
 prepare_shutdown() {
-    printf 'shutdownGracePeriod: 120s\nshutdownGracePeriodCriticalPods: 10s\n' >>"$DIR/kubelet.yaml"
-    systemctl restart "reprise-$NODE-kubelet"
-    wait_for 120 "healthy kubelet" kubelet_healthy
+    kubelet_with 'shutdownGracePeriod: 120s' 'shutdownGracePeriodCriticalPods: 10s'
     wait_for 60 "kubelet that wants to be asked" systemd_inhibited
     STOPPED=42
     make_pods always:Always never:Never
@@ -352,9 +362,7 @@ after_shutdown() {
         done
     done
     wait_for 30 "end of all records" no_records
-    sed -i '/^shutdownGracePeriod/d' "$DIR/kubelet.yaml"
-    systemctl restart "reprise-$NODE-kubelet"
-    wait_for 120 "healthy kubelet" kubelet_healthy
+    kubelet_with
 }
 
 # What a plugin without anything to do takes: its pods run.
@@ -383,11 +391,12 @@ resident() { awk '/^VmRSS/ {print $2}' "/proc/$1/status"; }
 # Containers that the runtime has in that state, by the CRI's own list: 0 created, 1 running. One more than the frame's
 # five bytes is a container.
 in_state() { # STATE
-    local request='\x00\x00\x00\x00\x04\x0a\x02\x12\x00'
+    local answer=$DIR/containers request='\x00\x00\x00\x00\x04\x0a\x02\x12\x00'
     [[ $1 == 0 ]] || request="\\x00\\x00\\x00\\x00\\x06\\x0a\\x04\\x12\\x02\\x08\\x0$1"
     printf '%b' "$request" | curl -sS --max-time 20 --http2-prior-knowledge --unix-socket "${CRI_ENDPOINT#unix://}" \
         -H 'content-type: application/grpc' -H 'te: trailers' --data-binary @- \
-        http://cri/runtime.v1.RuntimeService/ListContainers | tail -c +6 | tr -c '[:print:]' '\n' |
+        http://cri/runtime.v1.RuntimeService/ListContainers >"$answer" || return
+    tail -c +6 "$answer" | tr -c '[:print:]' '\n' |
         grep -A1 -x 'io.kubernetes.\(container\|pod\).name' | grep -v 'io.kubernetes\|^--' || true
 }
 
@@ -397,7 +406,7 @@ no_records() { [[ -z $(ls "$STATE/restarts" 2>/dev/null) ]]; }
 
 # What must be so when the dust has settled.
 is_well() { # POD:POLICY...
-    local pod name policy container
+    local pod name policy container created
     for pod in "$@"; do
         name=${pod%:*} policy=${pod#*:}
         if [[ $policy == Never ]] && has_ended "$name"; then
@@ -408,7 +417,8 @@ is_well() { # POD:POLICY...
             (($(instances "$name" "$container" | wc -l) == 1)) || return
         done
     done
-    [[ -z $(in_state 0) && $(held_exits) == 0 ]] && no_records
+    created=$(in_state 0) || return
+    [[ -z $created && $(held_exits) == 0 ]] && no_records
 }
 
 has_ended() { # POD

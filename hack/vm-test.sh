@@ -124,7 +124,8 @@ bring_up() {
 
 with_pods() { # CHECK...
     inside make_pods "${PODS[@]}"
-    "$@" || return
+    # Not in a condition either.
+    "$@"
     inside delete_pods
 }
 
@@ -152,7 +153,7 @@ lose_power() { # reboot|crash
         inside ask_all "${PODS[@]}"
         inside sleep_ms "$instant"
         go_down "$1"
-        inside await_well 120 "${PODS[@]}" || return
+        inside await_well 120 "${PODS[@]}"
         # A Never pod may have failed with the machine; the next round wants one that runs.
         inside renew_ended "${PODS[@]}"
     done
@@ -172,7 +173,7 @@ in_back_off() {
     for how in reboot crash; do
         inside into_back_off always
         go_down "$how"
-        inside await_well 120 "${PODS[@]}" || return
+        inside await_well 120 "${PODS[@]}"
         inside renew_ended "${PODS[@]}"
     done
 }
@@ -191,6 +192,8 @@ an_idle_plugin_is_quiet() { inside measure_idle "$IDLE"; }
 # As the README says, on a node without a plugin.
 the_chart_installs_upgrades_and_removes() {
     inside remove_plugin
+    # A run before may have left one.
+    "$HERE/node.sh" stop "$MACHINE" scheduler 2>/dev/null || true
     "$HERE/node.sh" start "$MACHINE" scheduler
     vm ssh "$MACHINE" "REPRISE_NODE_ENV=/var/lib/reprise-nodes/$MACHINE/env '$HERE/installed.sh' /payload/bin/reprise.oci.tar"
 }
@@ -213,7 +216,7 @@ check() { # NAME
         printf 'FAILED  %6d s  %s\n' $((SECONDS - began)) "$1"
         sed 's/^/  /' "$WORK/output"
         vm ssh "$MACHINE" true || vm start "$MACHINE" || true
-        inside delete_pods >/dev/null 2>&1 || true
+        inside clean_up >/dev/null 2>&1 || true
     fi
 }
 

@@ -3,7 +3,10 @@
 use std::fs;
 
 use anyhow::{Result, ensure};
+use serde_json::json;
 
+use super::requests::ask;
+use crate::restarted::Before;
 use crate::scenario::{Scenario, scenarios};
 use crate::scrape::{Answer, Metrics};
 use crate::shape::Shape;
@@ -15,6 +18,7 @@ const RESTARTS: &str = "reprise_restarts_total";
 pub(crate) fn scenarios() -> Vec<Scenario> {
     scenarios![Alone:
         metrics_count_each_restart_once_and_what_belongs_to_it,
+        metrics_tell_what_has_set_restarts_off_and_which_have_waited,
         readyz_says_what_lacks_while_the_runtime_is_away,
         healthz_fails_while_hooks_find_no_socket,
         plugin_that_waits_is_ready_for_whoever_replaces_the_other,
@@ -107,6 +111,30 @@ async fn metrics_count_each_restart_once_and_what_belongs_to_it(stage: Stage) ->
     let created = "event=\"CreateContainer\"";
     let created = metrics.count("reprise_nri_handler_seconds_count", &[created])?;
     ensure!(created >= 10, "only {created} containers were created");
+    Ok(())
+}
+
+async fn metrics_tell_what_has_set_restarts_off_and_which_have_waited(stage: Stage) -> Result<()> {
+    begin_at_zero(&stage).await?;
+    let rule = json!({"action": "RestartAllContainers", "onSignal": ["SIGSEGV"]});
+    let shape = Shape::never()
+        .regular("trainer")
+        .rules("trainer", &json!([rule]));
+    let pod = stage.running(shape).await?;
+    pod.restarts_all("trainer", 139).await?;
+    let before = Before::of(&pod).await?;
+    ask(&pod, "a").await?;
+    pod.has_restarted(&before).await?;
+    // A request is no crash, and this is the second in a row.
+    pod.restarts_all("trainer", 139).await?;
+    let metrics = after_restarts(&stage, 3).await?;
+    let by = |trigger| {
+        let trigger = format!("trigger=\"{trigger}\"");
+        metrics.count(RESTARTS, &[&trigger, "outcome=\"Restarted\""])
+    };
+    let by = [by("signal")?, by("request")?, by("exit")?];
+    let waited = metrics.count("reprise_back_off_seconds_count", &[])?;
+    ensure!((by, waited) == ([2, 1, 0], 1), "{metrics:?}");
     Ok(())
 }
 
