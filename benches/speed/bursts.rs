@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
-use futures::future::try_join_all;
+use futures::future::{join_all, try_join_all};
 use serde::Serialize;
 use serde_json::json;
 
@@ -22,8 +22,10 @@ use crate::stage::Stage;
 pub(crate) struct Burst {
     pub(crate) pod: PodKind,
     pub(crate) way: Way,
-    /// Of each pod, from its own exit.
+    /// Of each pod that restarted, from its own exit.
     pub(crate) seconds: Vec<f64>,
+    /// Pods that did not, or whose status never said so.
+    pub(crate) failed: usize,
 }
 
 /// Pods that are asked to restart together.
@@ -61,10 +63,15 @@ pub(crate) async fn measure(
         let before = try_join_all(pods.iter().map(|pod| Before::of(pod))).await?;
         try_join_all(pods.iter().map(|pod| pod.exit(TRIGGER, CODE))).await?;
         let restarts = pods.iter().zip(&before);
-        try_join_all(restarts.map(|(pod, before)| pod.has_restarted(before))).await?;
-        let mut seconds = Vec::new();
-        for pod in &pods {
-            seconds.push(took(pod, until_exited(pod).await?)?);
+        let restarts = restarts.map(|(pod, before)| pod.has_restarted(before));
+        let (mut seconds, mut failed) = (Vec::new(), 0);
+        for (pod, restarted) in pods.iter().zip(join_all(restarts).await) {
+            if let Err(error) = restarted {
+                say(&format!("{} failed: {error:#}", pod.name));
+                failed += 1;
+            } else {
+                seconds.push(took(pod, until_exited(pod).await?)?);
+            }
         }
         stage.delete_pods().await?;
         plugin.must_be_well().await?;
@@ -73,7 +80,12 @@ pub(crate) async fn measure(
             options.burst,
             worst(&seconds)
         ));
-        bursts.push(Burst { pod, way, seconds });
+        bursts.push(Burst {
+            pod,
+            way,
+            seconds,
+            failed,
+        });
     }
     Ok(bursts)
 }

@@ -120,7 +120,9 @@ async fn run(options: Options) -> Result<usize> {
         target.display(),
         drawing.display()
     ));
-    Ok(results.restarts.iter().filter(|it| it.failed()).count())
+    let alone = results.restarts.iter().filter(|it| it.failed()).count();
+    let at_once: usize = results.bursts.iter().map(|it| it.failed).sum();
+    Ok(alone + at_once)
 }
 
 async fn measure(

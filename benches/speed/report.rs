@@ -75,7 +75,11 @@ fn bursts(text: &mut String, results: &Results) -> std::fmt::Result {
         if let Some(sample) = Sample::of(burst.seconds.iter().copied()) {
             let (median, worst) = (sample.median(), sample.worst());
             let (pod, way) = (burst.pod, burst.way);
-            writeln!(text, "| {pod} | {way} | {median:.1} | {worst:.1} |")?;
+            let failed = match burst.failed {
+                0 => String::new(),
+                failed => format!(", {failed} failed"),
+            };
+            writeln!(text, "| {pod} | {way} | {median:.1} | {worst:.1}{failed} |")?;
         }
     }
     writeln!(

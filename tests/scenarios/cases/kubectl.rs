@@ -1,28 +1,32 @@
 //! `kubectl reprise`, as somebody uses it who has just installed it.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
-use std::time::Duration;
+use std::process::{Child, Command, Output, Stdio};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::task::spawn_blocking;
-use tokio::time::sleep;
 
+use super::conditions::condition;
+use super::probes::probe;
+use crate::recorder::Snapshot;
 use crate::restarted::Before;
 use crate::scenario::{Scenario, scenarios};
 use crate::shape::Shape;
 use crate::stage::Stage;
+use crate::wait::PATIENCE;
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
     [
         scenarios![Shared:
             kubectl_restarts_a_pod_and_tells_of_it,
+            kubectl_waits_until_what_runs_now_is_ready,
             kubectl_proposes_names_of_pods,
         ],
         scenarios![Alone:
@@ -83,6 +87,18 @@ fn said(output: &Output) -> (Option<i32>, String) {
     (output.status.code(), said)
 }
 
+/// Somebody presses Ctrl-C when it has said that it has asked.
+fn interrupted_when_it_waits(mut child: Child) -> Result<(Option<i32>, String)> {
+    let pid = Pid::from_raw(child.id().try_into()?);
+    let mut lines = BufReader::new(child.stdout.take().context("it says nothing")?);
+    let mut asked = String::new();
+    lines.read_line(&mut asked)?;
+    // kubectl has become the plugin.
+    kill(pid, Signal::SIGINT)?;
+    let (code, told) = said(&child.wait_with_output()?);
+    Ok((code, asked + &told))
+}
+
 fn shape() -> Shape {
     let shape = Shape::never().regular("trainer");
     shape.restarts_all("trainer", 42)
@@ -131,6 +147,28 @@ async fn kubectl_restarts_a_pod_and_tells_of_it(stage: Stage) -> Result<()> {
     Ok(())
 }
 
+/// The plugin is done long before the kubelet has looked.
+async fn kubectl_waits_until_what_runs_now_is_ready(stage: Stage) -> Result<()> {
+    let probe = probe("true", json!({"initialDelaySeconds": 3}));
+    let shape = shape().field("readinessProbe", probe).started_by("Replay");
+    let pod = stage.running(shape).await?;
+    let ready = |now: &Snapshot| (!now.ready).then(|| "it is not".to_owned());
+    pod.recorder.until("it is ready", PATIENCE, ready).await?;
+    let before = Before::of(&pod).await?;
+    let installed = Installed::on(&stage)?;
+    let restart = installed.reprise(&["restart", &pod.name, "--wait"]);
+    let (code, said) = run(restart).await?;
+    let is_ready = condition(&pod, "Ready").await?.map(|it| it.status);
+    let (_, seen) = run(installed.kubectl(&["get", "pod", &pod.name, "-o", "json"])).await?;
+    let seen: Value = serde_json::from_str(&seen)?;
+    let restarts = &seen["status"]["containerStatuses"][0]["restartCount"];
+    ensure!(
+        code == Some(0) && is_ready.as_deref() == Some("True") && *restarts == json!(1),
+        "{code:?}: {said}; ready: {is_ready:?}, restarts: {restarts}"
+    );
+    pod.has_restarted(&before).await
+}
+
 /// As a shell asks it when somebody presses Tab.
 async fn kubectl_proposes_names_of_pods(stage: Stage) -> Result<()> {
     let pod = stage.running(shape()).await?;
@@ -167,13 +205,8 @@ async fn kubectl_that_waits_in_vain_says_so_and_the_request_stands(stage: Stage)
         code == Some(4) && told.contains(&pod.name),
         "{code:?}: {told}"
     );
-    // Somebody presses Ctrl-C.
     let child = installed.reprise(&waits).spawn()?;
-    let pid = Pid::from_raw(child.id().try_into()?);
-    sleep(Duration::from_secs(2)).await;
-    // kubectl has become the plugin.
-    kill(pid, Signal::SIGINT)?;
-    let (code, told) = said(&spawn_blocking(move || child.wait_with_output()).await??);
+    let (code, told) = spawn_blocking(|| interrupted_when_it_waits(child)).await??;
     ensure!(
         code == Some(130) && told.contains(&pod.name),
         "{code:?}: {told}"
