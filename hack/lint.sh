@@ -52,7 +52,8 @@ check_publishing() {
     local package=(--locked --allow-dirty --package nri)
     local said
     said=$(mktemp)
-    if ! cargo publish --dry-run "${package[@]}" 2> >(tee "$said" >&2); then
+    if ! cargo publish --dry-run "${package[@]}" 2>"$said"; then
+        cat "$said" >&2
         # Without the network only the registry is not asked.
         grep -qiE 'failed to (fetch|download|update|query)|could not (resolve|connect)|network|timed out' "$said" ||
             die "the crate nri cannot be published"

@@ -141,8 +141,8 @@ delete_pods() {
 
 # After a check that has failed.
 clean_up() {
-    delete_pods
     ! grep -q "$OF_CHECKS" "$DIR/kubelet.yaml" || kubelet_with
+    delete_pods
 }
 
 # Restarts the kubelet with these settings beside the node's, in place of those of another check.

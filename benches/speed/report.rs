@@ -72,15 +72,17 @@ fn bursts(text: &mut String, results: &Results) -> std::fmt::Result {
         results.options.burst
     )?;
     for burst in &results.bursts {
-        if let Some(sample) = Sample::of(burst.seconds.iter().copied()) {
-            let (median, worst) = (sample.median(), sample.worst());
-            let (pod, way) = (burst.pod, burst.way);
-            let failed = match burst.failed {
-                0 => String::new(),
-                failed => format!(", {failed} failed"),
-            };
-            writeln!(text, "| {pod} | {way} | {median:.1} | {worst:.1}{failed} |")?;
-        }
+        let (pod, way, failed) = (burst.pod, burst.way, burst.failed);
+        let Some(sample) = Sample::of(burst.seconds.iter().copied()) else {
+            writeln!(text, "| {pod} | {way} | - | {failed} failed |")?;
+            continue;
+        };
+        let (median, worst) = (sample.median(), sample.worst());
+        let failed = match failed {
+            0 => String::new(),
+            failed => format!(", {failed} failed"),
+        };
+        writeln!(text, "| {pod} | {way} | {median:.1} | {worst:.1}{failed} |")?;
     }
     writeln!(
         text,

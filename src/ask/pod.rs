@@ -41,7 +41,11 @@ impl Fit {
             request: request(pod).map(str::to_owned),
             answered: None,
             ready: is_ready(pod),
-            running: running(pod).map(str::to_owned).collect(),
+            // One that is under way may answer what is asked: what it has started is new.
+            running: match UnderWay::of(pod, Timestamp::now()) {
+                Some(_) => BTreeSet::new(),
+                None => running(pod).map(str::to_owned).collect(),
+            },
             named,
         })
     }

@@ -1,6 +1,6 @@
 //! Asks pods to restart, and waits until they have.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::pin::{Pin, pin};
 
 use backon::{BackoffBuilder, ExponentialBuilder};
@@ -114,6 +114,9 @@ impl Restart<'_, '_> {
             }
             let deadline = self.rollout.deadline();
             tokio::select! {
+                biased;
+                () = &mut interrupted => return Ok(End::Interrupted),
+                // What has been answered by now is not late.
                 change = changes.next() => match change {
                     Some(Ok(change)) => {
                         told |= matches!(change, Event::InitDone);
@@ -140,7 +143,6 @@ impl Restart<'_, '_> {
                 }
                 () = sleep_until(told_by), if !told => return Err(AskError::not_within(LIMIT)),
                 _ = ticks.tick() => self.screen.draw(self.rollout.counts(), self.began.elapsed())?,
-                () = &mut interrupted => return Ok(End::Interrupted),
             }
         }
         Ok(self.end())
@@ -148,10 +150,10 @@ impl Restart<'_, '_> {
 
     /// Asks the pods whose turn it is.
     async fn ask(&mut self) -> Result<(), AskError> {
-        let batch = self.rollout.next();
+        let mut batch: BTreeSet<usize> = self.rollout.next().into_iter().collect();
         let requests: Vec<_> = batch
-            .into_iter()
-            .map(|index| {
+            .iter()
+            .map(|&index| {
                 let pod = self.rollout.pod(index).clone();
                 let (api, value, dry_run) = (self.api.clone(), self.value.clone(), self.dry_run);
                 let right = Right::pods("patch", &self.namespace);
@@ -165,7 +167,7 @@ impl Restart<'_, '_> {
             let pod = self.rollout.pod(index).name.clone();
             match answer {
                 Ok(taken) => {
-                    self.rollout.taken(index, &taken);
+                    self.rollout.taken(index, &taken, Instant::now());
                     if self.dry_run {
                         self.screen.would_be_asked(&pod)?;
                     } else {
@@ -174,6 +176,9 @@ impl Restart<'_, '_> {
                 }
                 // It is the same for all of them.
                 Err(error @ (AskError::Denied { .. } | AskError::Unauthorized(_))) => {
+                    for index in batch {
+                        self.rollout.not_asked(index);
+                    }
                     return Err(error);
                 }
                 Err(error) => {
@@ -181,6 +186,7 @@ impl Restart<'_, '_> {
                     self.tell(index)?;
                 }
             }
+            batch.remove(&index);
         }
         Ok(())
     }
@@ -242,6 +248,8 @@ impl Restart<'_, '_> {
     fn end(&self) -> End {
         let counts = self.rollout.counts();
         match (counts.not_restarted, counts.late) {
+            // All are left alone: nothing was done.
+            (0, 0) if counts.all == 0 => End::Failed,
             (0, 0) => End::Well,
             (0, _) => End::Late,
             _ => End::Failed,

@@ -103,8 +103,14 @@ impl Rollout {
         };
     }
 
+    /// It never was: whoever asks may not.
+    pub(super) fn not_asked(&mut self, index: usize) {
+        self.pods[index].1 = State::Waiting;
+    }
+
     /// The API server has taken it, and this is the pod. What that has answered by now is none to us.
-    pub(super) fn taken(&mut self, index: usize, pod: &Pod) {
+    pub(super) fn taken(&mut self, index: usize, pod: &Pod, now: Instant) {
+        self.asked(index, now);
         let answered = Last::of(pod).and_then(|last| last.answered().map(str::to_owned));
         self.pods[index].0.answered = answered;
     }

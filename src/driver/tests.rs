@@ -375,7 +375,7 @@ async fn an_exit_is_let_go_in_time_while_the_disk_stalls() {
     let record = place.dir.path().join("state/restarts/s.new");
     let made = Command::new("mkfifo").arg(&record).status().unwrap();
     assert!(made.success());
-    let held = DOWN_LIMIT.saturating_sub(DISK_LIMIT / 4);
+    let held = DOWN_LIMIT.saturating_sub(DISK_LIMIT / 20);
     let HoldDecision::Wait(hook) = ask_after(&driver, "a-0", held) else {
         panic!("an exit whose restart is not decided is not held");
     };

@@ -330,6 +330,19 @@ async fn a_refusal_is_the_pods_own_but_a_missing_right_is_everybodys() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn whoever_may_not_ask_has_asked_nobody() {
+    let said = said("a --wait", pending(), async |server| {
+        server.next().await.ok(&pod("a"));
+        shows(server, &[pod("a")]).await;
+        let message = "User \"u\" cannot patch resource \"pods\"";
+        server.next().await.fails(403, message);
+    });
+    let said = said.await;
+    assert!(matches!(said.end, Err(AskError::Denied { .. })));
+    assert_eq!(said.err, "not asked: a\n");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_dry_run_asks_the_api_server_alone() {
     let said = said("a --wait --dry-run", ready(()), async |server| {
         server.next().await.ok(&pod("a"));

@@ -275,7 +275,7 @@ fn what_had_been_answered_when_the_request_was_taken_is_no_answer_to_it() {
         "True",
         "Restart 2: requested, restarted; answers request t5",
     );
-    rollout.taken(0, &pod("a", &value, &answered));
+    rollout.taken(0, &pod("a", &value, &answered), Instant::now());
     // Of a moment before.
     assert_eq!(rollout.see(&pod("a", "t5", &answered)), None);
     assert_eq!(rollout.see(&restarted("a", &value)), Some(0));
