@@ -16,6 +16,7 @@ use crate::pod::LivePod;
 use crate::restarted::Before;
 use crate::restarts::{CODE, PodKind, TRIGGER, Way, running_since, until_exited};
 use crate::say;
+use crate::shape::Shape;
 use crate::stage::Stage;
 
 #[derive(Serialize)]
@@ -58,14 +59,11 @@ pub(crate) async fn measure(
     {
         let stage = Stage::new(Arc::clone(node), Arc::clone(plugin), "burst");
         let shape = pod.to_be_restarted(way, options);
-        let pods = (0..options.burst).map(|_| stage.running(shape.clone()));
-        let pods = try_join_all(pods).await?;
-        let before = try_join_all(pods.iter().map(|pod| Before::of(pod))).await?;
-        try_join_all(pods.iter().map(|pod| pod.exit(TRIGGER, CODE))).await?;
-        let restarts = pods.iter().zip(&before);
-        let restarts = restarts.map(|(pod, before)| pod.has_restarted(before));
+        let pods = running(&stage, &shape, options.burst).await?;
+        try_join_all(pods.iter().map(|(pod, _)| pod.exit(TRIGGER, CODE))).await?;
+        let restarts = pods.iter().map(|(pod, before)| pod.has_restarted(before));
         let (mut seconds, mut failed) = (Vec::new(), 0);
-        for (pod, restarted) in pods.iter().zip(join_all(restarts).await) {
+        for ((pod, _), restarted) in pods.iter().zip(join_all(restarts).await) {
             if let Err(error) = restarted {
                 say(&format!("{} failed: {error:#}", pod.name));
                 failed += 1;
@@ -103,20 +101,19 @@ pub(crate) async fn measure_groups(
         for _ in 0..GROUP_ROUNDS {
             let stage = Stage::new(Arc::clone(node), Arc::clone(plugin), "group");
             let shape = PodKind::One.to_be_restarted(Way::Replay, options);
-            let pods = (0..count).map(|_| stage.running(shape.clone()));
-            let pods = try_join_all(pods).await?;
-            let before = try_join_all(pods.iter().map(|pod| Before::of(pod))).await?;
+            let pods = running(&stage, &shape, count).await?;
             at_rest().await?;
             let asked = SystemTime::now().duration_since(UNIX_EPOCH)?;
             let ticks = Ticks::now()?;
-            try_join_all(pods.iter().map(|pod| pod.patch(&request))).await?;
-            let restarts = pods.iter().zip(&before);
-            let begun = restarts.map(|(pod, before)| pod.until_begun_again(before));
+            try_join_all(pods.iter().map(|(pod, _)| pod.patch(&request))).await?;
+            let begun = pods
+                .iter()
+                .map(|(pod, before)| pod.until_begun_again(before));
             try_join_all(begun).await?;
             busy.push(ticks.busy_since()?);
-            let restarts = pods.iter().zip(&before);
-            try_join_all(restarts.map(|(pod, before)| pod.has_restarted(before))).await?;
-            for pod in &pods {
+            let restarts = pods.iter().map(|(pod, before)| pod.has_restarted(before));
+            try_join_all(restarts).await?;
+            for (pod, _) in &pods {
                 seconds.push(took(pod, asked)?);
             }
             stage.delete_pods().await?;
@@ -133,6 +130,18 @@ pub(crate) async fn measure_groups(
         });
     }
     Ok(groups)
+}
+
+/// So many pods that run, each as it is before it restarts.
+async fn running(
+    stage: &Stage,
+    shape: &Shape,
+    count: usize,
+) -> Result<Vec<(Arc<LivePod>, Before)>> {
+    let pods = (0..count).map(|_| stage.running(shape.clone()));
+    let pods = try_join_all(pods).await?;
+    let before = try_join_all(pods.iter().map(|pod| Before::of(pod))).await?;
+    Ok(pods.into_iter().zip(before).collect())
 }
 
 /// From then until the pod ran again, in seconds.

@@ -78,10 +78,7 @@ fn bursts(text: &mut String, results: &Results) -> std::fmt::Result {
             continue;
         };
         let (median, worst) = (sample.median(), sample.worst());
-        let failed = match failed {
-            0 => String::new(),
-            failed => format!(", {failed} failed"),
-        };
+        let failed = failures(failed);
         writeln!(text, "| {pod} | {way} | {median:.1} | {worst:.1}{failed} |")?;
     }
     writeln!(
@@ -118,11 +115,16 @@ fn cell(results: &Results, pod: PodKind, way: Way) -> String {
     let Some(sample) = sample(results, pod, way) else {
         return "failed".to_owned();
     };
-    let missing = match wanted - sample.count() {
+    let failed = failures(wanted - sample.count());
+    format!("{:.2} ({:.2}{failed})", sample.median(), sample.worst())
+}
+
+/// What follows the worst of those that did not fail.
+fn failures(count: usize) -> String {
+    match count {
         0 => String::new(),
-        missing => format!(", {missing} failed"),
-    };
-    format!("{:.2} ({:.2}{missing})", sample.median(), sample.worst())
+        count => format!(", {count} failed"),
+    }
 }
 
 /// How many times as long the kubelet takes.

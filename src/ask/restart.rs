@@ -288,40 +288,30 @@ async fn request(
     dry_run: bool,
     right: &Right,
 ) -> Result<Pod, AskError> {
-    let pauses = ExponentialBuilder::default().with_min_delay(FIRST_PAUSE);
-    let mut pauses = pauses.with_max_times(RETRIES).build();
-    loop {
-        match request_once(api, pod, value, dry_run, right).await {
-            Err(AskError::Away(why)) => match pauses.next() {
-                Some(pause) => sleep(pause).await,
-                None => return Err(AskError::Away(why)),
-            },
-            answer => return answer,
-        }
-    }
-}
-
-async fn request_once(
-    api: &Api<Pod>,
-    pod: &Fit,
-    value: &str,
-    dry_run: bool,
-    right: &Right,
-) -> Result<Pod, AskError> {
     let patch = json!({"metadata": {"uid": pod.uid, "annotations": {POD_REQUEST_KEY: value}}});
     let params = PatchParams {
         dry_run,
         ..PatchParams::default()
     };
     let patch = Patch::Merge(patch);
-    let sent = async {
-        match api.patch(&pod.name, &params, &patch).await {
-            Ok(pod) => Ok(Some(pod)),
-            Err(error) if is_gone(&error) => Ok(None),
-            Err(error) => Err::<_, ApiError>(error),
+    let pauses = ExponentialBuilder::default().with_min_delay(FIRST_PAUSE);
+    let mut pauses = pauses.with_max_times(RETRIES).build();
+    let taken = loop {
+        let sent = async {
+            match api.patch(&pod.name, &params, &patch).await {
+                Ok(pod) => Ok(Some(pod)),
+                Err(error) if is_gone(&error) => Ok(None),
+                Err(error) => Err::<_, ApiError>(error),
+            }
+        };
+        let answer = right.used(sent).await;
+        let is_busy = matches!(answer, Err(AskError::Away(_)));
+        match pauses.next().filter(|_| is_busy) {
+            Some(pause) => sleep(pause).await,
+            None => break answer?,
         }
     };
-    right.used(sent).await?.ok_or_else(|| AskError::Unfit {
+    taken.ok_or_else(|| AskError::Unfit {
         pod: pod.name.clone(),
         why: "was deleted".to_owned(),
     })

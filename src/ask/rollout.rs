@@ -103,7 +103,7 @@ impl Rollout {
         };
     }
 
-    /// It never was: whoever asks may not.
+    /// The API server has taken none of it: the right is missing.
     pub(super) fn not_asked(&mut self, index: usize) {
         self.pods[index].1 = State::Waiting;
     }
@@ -133,16 +133,11 @@ impl Rollout {
                 } else {
                     Err("has been replaced".to_owned())
                 };
-                match now {
-                    Ok(now) => {
-                        *fit = now;
-                        None
-                    }
-                    Err(why) => {
-                        self.lose(index, format!("it {why}"));
-                        Some(index)
-                    }
-                }
+                let Err(why) = now.map(|now| *fit = now) else {
+                    return None;
+                };
+                self.lose(index, format!("it {why}"));
+                Some(index)
             }
             State::Over(_) => None,
             State::Asked { message, .. } => {

@@ -180,7 +180,8 @@ impl Rulings {
         let mut warnings = Vec::new();
         let rule = self.of(name);
         let success = rule(0.into());
-        if container.kind == ContainerKind::Init && success.is_some_and(|(it, _)| is_whole(it)) {
+        if container.kind == ContainerKind::Init && success.is_some_and(|(it, _)| it.is_whole_pod())
+        {
             warnings.push(format!(
                 "success (0) of the init container {name} restarts the pod, so that it never gets beyond; list 0 in a \
                  NotIn rule"
@@ -202,17 +203,13 @@ impl Rulings {
     pub(super) fn restarts_pod(&self, container: &Container<'_>) -> bool {
         let action = self.policy.actions(container.name);
         let exits = CODES.flat_map(|code| [false, true].map(|oom_killed| exit(code, oom_killed)));
-        exits.filter_map(action).any(is_whole)
+        exits.filter_map(action).any(Action::is_whole_pod)
     }
 }
 
 fn exit(code: u8, oom_killed: bool) -> Exit {
     let code = ExitCode(code.into());
     Exit { code, oom_killed }
-}
-
-fn is_whole(action: Action) -> bool {
-    matches!(action, Action::RestartAllContainers | Action::RestartPod)
 }
 
 fn outcome(

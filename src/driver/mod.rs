@@ -20,6 +20,7 @@ pub(crate) mod stranger_tests;
 pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
+mod told;
 pub mod turns;
 
 use std::collections::{HashMap, HashSet};
@@ -36,10 +37,10 @@ use crate::clock::{self, Clock, Moment};
 use crate::cri::{self, Containerd};
 use crate::exit_hold::{self, Hold, HoldDecision, HoldRequest};
 use crate::ids::{ContainerId, ContainerName, Exit, ExitCode, PodIdentity};
-use crate::kube::{Condition, Endings, KubeletFeatures, Manifest, PodSpec, StaticPods};
+use crate::kube::{Endings, KubeletFeatures, Manifest, PodSpec, StaticPods};
 use crate::metrics::{Counted, Metrics};
 use crate::node::Instance;
-use crate::policy::{Request, Unread, Written};
+use crate::policy::{Unread, Written};
 use crate::records::Records;
 use crate::report::{Reporter, Unprotected};
 use crate::restart::machine::{Event, Record};
@@ -49,6 +50,7 @@ use hooks::Hooks;
 use placeholder::Placeholders;
 use replay::Replay;
 pub use starts::Starts;
+use told::Told;
 use turns::{Exposed, Turn, Turns};
 
 /// What all drivers use.
@@ -201,43 +203,6 @@ struct State {
     /// A condition was set: what the API tells of it may be older, and no predecessor's.
     announced: bool,
     told: Told,
-}
-
-/// What was said of the pod's last restart.
-#[derive(Debug)]
-struct Told {
-    last: Option<Condition>,
-    /// The request that was answered with it, if that was a predecessor: it may have died before the API server knew.
-    by_predecessor: Option<Request>,
-}
-
-impl Told {
-    /// Of a pod that has that past.
-    fn of(past: &Past) -> Self {
-        Self {
-            last: past.last.clone(),
-            by_predecessor: past.answered.clone(),
-        }
-    }
-
-    /// A restart is over; `None`: there is nothing to say of it. Returns what was said last.
-    fn now(&mut self, last: Option<Condition>) -> Option<Condition> {
-        if last.is_some() {
-            *self = Self {
-                last,
-                by_predecessor: None,
-            };
-        }
-        self.last.clone()
-    }
-
-    /// To the API nobody has answered this request. Returns the answer, once, if a predecessor has.
-    fn again(&mut self, request: &Request) -> Option<Condition> {
-        let lost = self.by_predecessor.take_if(|it| it == request)?;
-        let answers =
-            |last: &&Condition| Request::answered_in(&last.message) == Some(lost.as_str());
-        self.last.as_ref().filter(answers).cloned()
-    }
 }
 
 impl State {

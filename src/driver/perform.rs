@@ -337,10 +337,11 @@ impl Driver {
         let Some(mut finished) = self.tell(|pod, now| pod.finish(outcome, now)) else {
             return;
         };
-        let ending = ending(&finished, &story(&finished.plan), outcome);
-        let last = ending.map(|ending| last_restart(&story(&finished.plan), &ending));
-        finished.past.last = self.lock().told.now(last.clone());
         let (plan, sandbox) = (&finished.plan, &self.pod.sandbox);
+        let (reporter, story) = (&self.tools.reporter, story(plan));
+        let ending = ending(&finished, &story, outcome);
+        let last = ending.map(|ending| last_restart(&story, &ending));
+        finished.past.last = self.lock().told.now(last.clone());
         let took = finished.timings.all_running;
         let records = &self.tools.records;
         records
@@ -351,7 +352,6 @@ impl Driver {
             .metrics
             .restarted(plan, outcome, finished.timings);
         records.note(Entry::of(&finished, outcome)).await;
-        let (reporter, story) = (&self.tools.reporter, story(plan));
         if let Some(last) = last {
             let spec = self.lock().pod.spec();
             reporter.ended(&self.pod.key, self.api_uid(spec.as_deref()), last);

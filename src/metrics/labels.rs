@@ -7,13 +7,12 @@ use crate::replay::ReplayBlocker;
 use crate::restart::pod::Refused;
 
 pub(super) fn trigger(trigger: &Trigger) -> &'static str {
-    if trigger.request.is_some() {
-        return "request";
-    }
-    match trigger.rule.as_ref().map(|rule| rule.by) {
-        None | Some(MatchedBy::ExitCodes) => "exit",
-        Some(MatchedBy::Signal) => "signal",
-        Some(MatchedBy::OomKilled) => "oom",
+    let by = trigger.rule.as_ref().map(|rule| rule.by);
+    match (&trigger.request, by.unwrap_or_default()) {
+        (Some(_), _) => "request",
+        (None, MatchedBy::ExitCodes) => "exit",
+        (None, MatchedBy::Signal) => "signal",
+        (None, MatchedBy::OomKilled) => "oom",
     }
 }
 

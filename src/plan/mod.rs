@@ -208,7 +208,7 @@ impl Plan {
 
     /// Whether all containers of the pod take part.
     pub(crate) fn is_whole_pod(&self) -> bool {
-        self.action != Action::Restart
+        self.action.is_whole_pod()
     }
 
     /// Whether no container waits for another.

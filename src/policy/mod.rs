@@ -413,9 +413,7 @@ impl Policy {
 /// With which codes of a container that was killed, by whomever, its pod restarts, where exits ask for these actions: SIGKILL's
 /// and SIGTERM's.
 pub(crate) fn kills_that_restart(action: impl Fn(Exit) -> Option<Action>) -> Vec<i32> {
-    let whole = [Action::RestartAllContainers, Action::RestartPod];
-    let action = |code: i32| action(code.into());
-    let restarts = |code: &i32| action(*code).is_some_and(|action| whole.contains(&action));
+    let restarts = |code: &i32| action((*code).into()).is_some_and(Action::is_whole_pod);
     [137, 143].into_iter().filter(restarts).collect()
 }
 

@@ -44,6 +44,14 @@ impl Action {
     pub fn name(self) -> &'static str {
         self.word()
     }
+
+    /// Whether it is for all containers of the pod.
+    pub(crate) fn is_whole_pod(self) -> bool {
+        match self {
+            Self::RestartAllContainers | Self::RestartPod => true,
+            Self::Restart => false,
+        }
+    }
 }
 
 impl Word for Action {

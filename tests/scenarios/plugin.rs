@@ -53,7 +53,7 @@ fn lacking_right(log: &str) -> Result<Option<&str>> {
         if !line.contains("is forbidden") {
             continue;
         }
-        let time = line.split(' ').next().unwrap_or_default().parse()?;
+        let time = time_of(line)?;
         let goes_on = last.is_some_and(|last| age(last, time) < MOMENT);
         let first = *began.insert(began.filter(|_| goes_on).unwrap_or(time));
         if line.contains("grant the verb") || age(first, time) >= MOMENT {
@@ -62,6 +62,11 @@ fn lacking_right(log: &str) -> Result<Option<&str>> {
         last = Some(time);
     }
     Ok(None)
+}
+
+/// When a line of the log was written.
+pub(crate) fn time_of(line: &str) -> Result<Timestamp> {
+    Ok(line.split(' ').next().unwrap_or_default().parse()?)
 }
 
 fn age(from: Timestamp, to: Timestamp) -> Duration {

@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep_until};
 use super::three_kinds::{ALL, ALWAYS_WITH_INITS, NEVER, NEVER_WITH_INITS, PodKind};
 use super::through_proxy;
 use crate::evidence::Deed;
+use crate::plugin::time_of;
 use crate::proxy::Fault;
 use crate::recorder::Snapshot;
 use crate::runtime::{State, describe};
@@ -235,6 +236,6 @@ fn let_go(restart: &UnderWay, id: &str) -> Result<Option<Duration>> {
     let Some(line) = releases.next() else {
         return Ok(None);
     };
-    let at: Timestamp = line.split(' ').next().unwrap_or_default().parse()?;
+    let at = time_of(line)?;
     Ok(Some(at.duration_since(Timestamp::UNIX_EPOCH).try_into()?))
 }
