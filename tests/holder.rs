@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 const SOON: Duration = Duration::from_secs(2);
 const NOT_YET: Duration = Duration::from_millis(100);
+/// For how long an exit is held at most.
+const LIMIT: Duration = Duration::from_secs(8);
 /// Longer than a plugin is waited for that does not answer, and shorter than a hold.
 const NO_ANSWER: Duration = Duration::from_secs(5);
 
@@ -25,11 +27,17 @@ struct Holder {
 
 impl Holder {
     fn start(exits: Option<&Path>) -> Self {
+        Self::under(&["env"], exits)
+    }
+
+    /// Run by another program.
+    fn under(program: &[&str], exits: Option<&Path>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("exits")).unwrap();
         let exits = exits.map_or(dir.path().join("exits"), PathBuf::from);
-        let mut process = Command::new(env!("CARGO_BIN_EXE_reprise"))
-            .arg("hold")
+        let mut process = Command::new(program[0])
+            .args(&program[1..])
+            .args([env!("CARGO_BIN_EXE_reprise"), "hold"])
             .args([exits, dir.path().join("hook.sock")])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -258,6 +266,41 @@ fn a_thousand_exits_at_once_are_told_at_once() {
     let took = began.elapsed();
     assert!(took < SOON, "{took:?}");
     holder.ping();
+}
+
+/// Its queue of those who want to be accepted is full.
+#[test]
+fn exits_are_kept_no_longer_than_a_hold_by_a_plugin_that_is_stopped() {
+    let Some(mut holder) = Holder::ready() else {
+        return;
+    };
+    let listener = UnixListener::bind(holder.dir.path().join("hook.sock")).unwrap();
+    rustix::net::listen(&listener, 1).unwrap();
+    fs::write(holder.dir.path().join("marker"), "").unwrap();
+    let ids: Vec<String> = (0..10).map(|number| format!("c{number}")).collect();
+    for id in &ids {
+        holder.hold(id);
+    }
+    let began = Instant::now();
+    let told: Vec<Receiver<()>> = ids.iter().map(|id| holder.exit(id, 42)).collect();
+    assert!(waits(&told[9]));
+    for told in told {
+        told.recv_timeout(LIMIT).unwrap();
+    }
+    let took = began.elapsed();
+    assert!(took < LIMIT + NOT_YET * 5, "{took:?}");
+    holder.ping();
+}
+
+#[test]
+fn a_holder_that_may_not_says_what_it_lacks() {
+    for (program, lacks) in [
+        (["setpriv", "--bounding-set=-sys_admin"], "CAP_SYS_ADMIN"),
+        (["prlimit", "--nofile=512:512"], "LimitNOFILE"),
+    ] {
+        let holder = Holder::under(&program, None);
+        assert!(holder.said.contains(lacks), "{}", holder.said);
+    }
 }
 
 #[test]

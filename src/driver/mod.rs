@@ -239,7 +239,7 @@ impl Driver {
         let (jobs, queue) = mpsc::unbounded_channel();
         let unread = !charge.annotations.is_empty();
         let without = match tools.hold {
-            _ if !charge.holdable => Some(Unprotected::NoHooks),
+            _ if !charge.holdable => Some(Unprotected::ItsHandler),
             Hold::Hook => None,
             Hold::Holder(_) | Hold::Nothing => Some(Unprotected::NotHeld),
         };

@@ -12,7 +12,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io::{self, BufRead, Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -30,6 +30,7 @@ use nix::sys::fanotify::{
     Response,
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::{CapabilitySet, capabilities};
 
 use super::LIMIT;
 use super::hook::{self, HookArgs};
@@ -84,9 +85,23 @@ impl HolderArgs {
 /// Why no exit can be held.
 #[derive(Debug, thiserror::Error)]
 pub enum HolderError {
-    /// There is no such directory, or no file can be marked in it.
-    #[error("{path}, in which CRI-O is told of exits, cannot be watched: {source}")]
+    /// There is no such directory, or it cannot be marked.
+    #[error(
+        "{path}, in which CRI-O is told of exits, cannot be watched{}: {source}",
+        hint(source)
+    )]
     Directory {
+        /// The directory.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// No file can be made in it, or the kernel cannot show one to this process: it would keep conmon from opening it as well.
+    #[error(
+        "files in {path}, in which CRI-O is told of exits, cannot be opened{}: {source}",
+        hint(source)
+    )]
+    Files {
         /// The directory.
         path: PathBuf,
         /// What the system said.
@@ -97,11 +112,36 @@ pub enum HolderError {
         "only a process with CAP_SYS_ADMIN can hold exits on CRI-O: give the plugin that capability"
     )]
     NotPermitted,
+    /// Somebody else forbids it.
+    #[error(
+        "fanotify is refused to a process that has CAP_SYS_ADMIN, by seccomp (SystemCallFilter), SELinux or a user namespace perhaps: {0}"
+    )]
+    Refused(Errno),
+    /// The kernel has too little of something.
+    #[error("fanotify cannot be had (fs.fanotify.max_user_groups, if that are too many): {0}")]
+    Lacks(Errno),
+    /// A hold takes some of them, and so does every other exit of the node.
+    #[error(
+        "exits can only be held by a process that may open more than {SPARE_DESCRIPTORS} files (LimitNOFILE)"
+    )]
+    Descriptors,
+    /// There is nobody to answer the kernel.
+    #[error("nobody can answer the kernel: {0}")]
+    Thread(io::Error),
     /// The kernel has no such thing.
     #[error(
         "the kernel asks nobody before files are opened (fanotify, CONFIG_FANOTIFY_ACCESS_PERMISSIONS): {0}"
     )]
     NotThere(Errno),
+}
+
+/// What else to look at.
+fn hint(error: &io::Error) -> &'static str {
+    if error.kind() == io::ErrorKind::PermissionDenied {
+        " (where SELinux is enforced, the chart's seLinuxOptions)"
+    } else {
+        ""
+    }
 }
 
 /// The whole process: says on `answers` that it holds exits, or why it cannot, and goes by the `words` of the plugin until that
@@ -142,6 +182,8 @@ struct Holder {
     group: Fanotify,
     /// The directory of exits, by which a new one of that name is told apart.
     dir: File,
+    /// A file without a name that was made in there. The kernel asks before it is opened as well.
+    canary: File,
     /// The containers that are not to be let go at once.
     watched: Mutex<HashMap<String, Watched>>,
     held: AtomicUsize,
@@ -149,47 +191,76 @@ struct Holder {
 }
 
 impl Holder {
+    /// Nobody waits for it before it can answer.
     fn begin(args: HolderArgs) -> Result<Arc<Self>, HolderError> {
+        let path = args.exits.clone();
         let directory = |source| HolderError::Directory {
-            path: args.exits.clone(),
+            path: path.clone(),
+            source,
+        };
+        let files = |source| HolderError::Files {
+            path: path.clone(),
             source,
         };
         let dir = File::open(&args.exits).map_err(directory)?;
         let most = most_held();
+        if most == 0 {
+            return Err(HolderError::Descriptors);
+        }
+        let canary = canary(&args.exits).map_err(files)?;
         let flags = InitFlags::FAN_CLASS_CONTENT | InitFlags::FAN_CLOEXEC;
         let opened = EventFFlags::O_RDONLY | EventFFlags::O_CLOEXEC;
         let group = Fanotify::init(flags, opened).map_err(|errno| match errno {
-            Errno::EPERM => HolderError::NotPermitted,
+            Errno::EPERM if !is_sys_admin() => HolderError::NotPermitted,
+            Errno::EPERM => HolderError::Refused(errno),
+            Errno::EMFILE | Errno::ENOMEM => HolderError::Lacks(errno),
             errno => HolderError::NotThere(errno),
         })?;
-        let flags = MarkFlags::FAN_MARK_ADD | MarkFlags::FAN_MARK_ONLYDIR;
-        let mask = MaskFlags::FAN_OPEN_PERM | MaskFlags::FAN_EVENT_ON_CHILD;
+        let marked = |errno| match errno {
+            Errno::EINVAL => HolderError::NotThere(errno),
+            errno => directory(errno.into()),
+        };
+        let flags = MarkFlags::FAN_MARK_ADD;
+        let mask = MaskFlags::FAN_OPEN_PERM;
         group
-            .mark(flags, mask, &dir, None::<&Path>)
-            .map_err(|errno| match errno {
-                Errno::EINVAL => HolderError::NotThere(errno),
-                errno => directory(errno.into()),
-            })?;
-        Ok(Arc::new(Self {
+            .mark(flags, mask, &canary, None::<&Path>)
+            .map_err(marked)?;
+        let holder = Arc::new(Self {
             args,
             group,
             dir,
+            canary,
             watched: Mutex::default(),
             held: AtomicUsize::new(0),
             most,
-        }))
+        });
+        let answering = Arc::clone(&holder);
+        thread::Builder::new()
+            .spawn(move || answering.answer_all())
+            .map_err(HolderError::Thread)?;
+        holder.open_canary().map_err(files)?;
+        let flags = flags | MarkFlags::FAN_MARK_ONLYDIR;
+        let mask = mask | MaskFlags::FAN_EVENT_ON_CHILD;
+        holder
+            .group
+            .mark(flags, mask, &holder.dir, None::<&Path>)
+            .map_err(marked)?;
+        Ok(holder)
     }
 
-    fn follow(self: Arc<Self>, mut words: impl BufRead, mut answers: impl Write) {
-        let holder = Arc::clone(&self);
-        let answering = thread::Builder::new().spawn(move || holder.answer_all());
-        if answering.is_err() || writeln!(answers, "{READY}").is_err() {
+    /// Returns when the kernel has been answered about this file as it is about conmon's.
+    fn open_canary(&self) -> io::Result<()> {
+        File::open(format!("/proc/self/fd/{}", self.canary.as_raw_fd())).map(drop)
+    }
+
+    fn follow(&self, mut words: impl BufRead, mut answers: impl Write) {
+        if writeln!(answers, "{READY}").is_err() {
             return;
         }
         let mut line = String::new();
         while words.read_line(&mut line).is_ok_and(|read| read > 0) {
             if line == "ping\n" {
-                if !self.is_in_place() {
+                if !self.is_in_place() || self.open_canary().is_err() {
                     return;
                 }
                 // A plugin that does not read any more is gone, which its words will tell.
@@ -214,9 +285,10 @@ impl Holder {
 
     /// Whether exits are still told where they were when it began.
     fn is_in_place(&self) -> bool {
-        let is = self.dir.metadata().map(|it| (it.dev(), it.ino())).ok();
-        let was = fs::metadata(&self.args.exits);
-        was.map(|it| (it.dev(), it.ino())).ok() == is
+        let identity = |it: &Metadata| (it.dev(), it.ino());
+        let watched = self.dir.metadata().ok().filter(|it| it.nlink() > 0);
+        let there = fs::metadata(&self.args.exits).ok();
+        watched.is_some_and(|it| there.is_some_and(|other| identity(&it) == identity(&other)))
     }
 
     fn note(&self, words: &str) {
@@ -300,6 +372,18 @@ fn most_held() -> usize {
     usize::try_from(most).unwrap_or(usize::MAX)
 }
 
+fn is_sys_admin() -> bool {
+    capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
+}
+
+/// CRI-O sees a name come and go that is no container's.
+fn canary(exits: &Path) -> io::Result<File> {
+    let path = exits.join(format!(".reprise-{}", process::id()));
+    let made = File::create_new(&path);
+    let removed = fs::remove_file(&path);
+    made.and_then(|file| removed.map(|()| file))
+}
+
 /// Whose exit the file tells of, if it is one that is yet to be renamed.
 fn container(file: BorrowedFd<'_>) -> Option<String> {
     let path = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
@@ -331,7 +415,7 @@ impl Held {
     fn wait(self, id: String, marker: PathBuf) {
         let socket = self.holder.args.socket.clone();
         let (conmon, deadline) = (self.event.pid(), self.deadline());
-        hook::bounded(move || {
+        hook::bounded(deadline, move || {
             let exit = hook::Exit {
                 id,
                 known: exit_of(conmon),

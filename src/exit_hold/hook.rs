@@ -12,6 +12,9 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
 use super::{LIMIT, OOM, WAIT, successor};
 use crate::ids;
 
@@ -74,11 +77,11 @@ pub fn main(args: &[OsString], state: impl Read + Send + 'static) {
     let Some(args) = HookArgs::parse(args) else {
         return;
     };
-    bounded(move || run(&args, state));
+    bounded(Instant::now() + LONGEST, move || run(&args, state));
 }
 
-/// Does it, or gives up waiting for it.
-pub(super) fn bounded(work: impl FnOnce() + Send + 'static) {
+/// Does it, or gives up waiting for it then.
+pub(super) fn bounded(until: Instant, work: impl FnOnce() + Send + 'static) {
     let (done, over) = mpsc::channel::<()>();
     let working = thread::Builder::new().spawn(move || {
         // Dropped at the end, also by a panic.
@@ -87,7 +90,7 @@ pub(super) fn bounded(work: impl FnOnce() + Send + 'static) {
     });
     if working.is_ok() {
         // Nothing is ever sent: it is over, or it takes too long.
-        let _ = over.recv_timeout(LONGEST);
+        let _ = over.recv_timeout(until.saturating_duration_since(Instant::now()));
     }
 }
 
@@ -102,6 +105,12 @@ pub(super) struct Exit {
 }
 
 impl Exit {
+    /// How long it is kept yet. Not nothing: as a timeout of a socket that would mean "for ever".
+    fn left(&self) -> Duration {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        left.max(Duration::from_millis(1))
+    }
+
     /// What the plugin is asked.
     fn question(&self) -> String {
         let Self {
@@ -156,9 +165,7 @@ pub(super) fn wait(args: &HookArgs, exit: &Exit) {
 
 /// One conversation with the plugin. `Ok`: the exit may be seen.
 fn ask(socket: &Path, exit: &Exit, told_to_wait: &mut bool) -> io::Result<()> {
-    let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(ANSWER_LIMIT))?;
-    stream.set_write_timeout(Some(ANSWER_LIMIT))?;
+    let mut stream = connect(socket, exit.left().min(ANSWER_LIMIT))?;
     stream.write_all(exit.question().as_bytes())?;
     let mut answers = BufReader::new(stream.take(ANSWERS_LIMIT));
     let mut line = String::new();
@@ -172,12 +179,24 @@ fn ask(socket: &Path, exit: &Exit, told_to_wait: &mut bool) -> io::Result<()> {
             return Ok(());
         }
         *told_to_wait = true;
-        let left = exit.deadline.saturating_duration_since(Instant::now());
-        // A zero timeout would mean "for ever".
-        let left = left.max(Duration::from_millis(1));
         let stream = answers.get_ref().get_ref();
-        stream.set_read_timeout(Some(left))?;
+        stream.set_read_timeout(Some(exit.left()))?;
     }
+}
+
+/// A socket on which nothing takes longer. A plugin that is stopped accepts nobody, and its queue has an end.
+fn connect(socket: &Path, limit: Duration) -> io::Result<UnixStream> {
+    let stream = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    for timeout in [Timeout::Send, Timeout::Recv] {
+        sockopt::set_socket_timeout(&stream, timeout, Some(limit))?;
+    }
+    rustix::net::connect(&stream, &SocketAddrUnix::new(socket)?)?;
+    Ok(stream.into())
 }
 
 /// Whether there is no plugin, rather than one that does not answer.

@@ -226,11 +226,6 @@ impl Holder {
                     Ok(Some(answer)) if answer == PONG => asked = None,
                     _ => return Err(KeeperError::Ended),
                 },
-                news = told.recv() => {
-                    let Some(news) = news else { return Ok(()) };
-                    self.say(&news.word()).await?;
-                    note(known, news);
-                }
                 _ = ping.tick() => match asked {
                     Some(at) if at.elapsed() > PONG_LIMIT => return Err(KeeperError::Hangs),
                     Some(_) => {}
@@ -239,6 +234,13 @@ impl Holder {
                         asked = Some(Instant::now());
                     }
                 },
+                news = told.recv() => {
+                    let Some(news) = news else { return Ok(()) };
+                    let word = news.word();
+                    // Should this one have ended, the next is told.
+                    note(known, news);
+                    self.say(&word).await?;
+                }
             }
         }
     }

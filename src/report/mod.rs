@@ -114,8 +114,8 @@ pub struct RestartEnding<'a> {
 pub enum Unprotected {
     /// They were started before the plugin.
     FromBefore,
-    /// The pod's runtime handler runs no hooks on the host.
-    NoHooks,
+    /// The pod's runtime handler runs no hooks on the host or, on CRI-O, no conmon.
+    ItsHandler,
     /// The runtime makes no containers with our hook.
     HooksRefused,
     /// Nobody holds exits on this node.
@@ -281,7 +281,9 @@ impl Reporter {
             Unprotected::FromBefore => {
                 "they were started before the plugin. They are protected once they have restarted"
             }
-            Unprotected::NoHooks => "the pod's runtime handler runs no hooks on the host",
+            Unprotected::ItsHandler => {
+                "the pod's runtime handler runs no hooks on the host (of CRI-O: no conmon)"
+            }
             Unprotected::NotHeld => "exits are not held on this node (the plugin's log says why)",
             Unprotected::HooksRefused => {
                 "the runtime did not create them with the plugin's hook, but without it (does its NRI validator have reject_oci_hook_adjustment?)"
