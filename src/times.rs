@@ -80,9 +80,10 @@ pub(crate) const BURST_LIMIT: Duration = Duration::from_mins(3);
 pub(crate) const RELIST_INTERVAL: Duration = Duration::from_millis(1500);
 /// The kubelet lists a pod's containers and then asks for the state of each (`getPodContainerStatuses`,
 /// pkg/kubelet/kuberuntime). If it had listed before what shields an exit was there, and asked after the release, it would
-/// see an exit that nothing shields, or nothing of a container that was removed. On a busy node that takes it this. More was
-/// seen where the runtime had a fifth of a core for fifteen pods at once; to wait for 4 s would make every burst slower.
-pub(crate) const LONGEST_RELIST: Duration = Duration::from_millis(1500);
+/// see an exit that nothing shields, or nothing of a container that was removed. More than 1.5 s were seen where the runtime
+/// had a fifth of a core for fifteen pods at once. No exit is held meanwhile: what shields those that are to be shown is waited
+/// for by [`time_of_shielding`].
+pub(crate) const LONGEST_RELIST: Duration = Duration::from_secs(4);
 /// A kubelet that has other pods to look after takes longer than a runtime that has not: 120 ms were seen where making
 /// a placeholder took 25.
 const SHORTEST_RELIST: Duration = Duration::from_millis(250);
@@ -171,7 +172,17 @@ pub(crate) fn time_of_relist(making: Duration) -> Duration {
     (RELIST_PER_MAKING * making).clamp(SHORTEST_RELIST, LONGEST_RELIST)
 }
 
-/// How long the pod's status is waited for to show an attempt, or a placeholder, that took so long to make.
+/// How long an exit is held after what shields it was made, which took so long. The pod's status does not show it before
+/// anything has been released, and where making it takes long, other things are slower still.
+pub(crate) fn time_of_shielding(making: Duration) -> Duration {
+    if making > USUAL_MAKING {
+        (2 * RELIST_PER_MAKING * making).min(LONGEST_RECORDING)
+    } else {
+        time_of_relist(making)
+    }
+}
+
+/// How long the pod's status is waited for to show an attempt that took so long to make.
 pub(crate) fn time_of_recording(making: Duration) -> Duration {
     if making > USUAL_MAKING {
         LONGEST_RECORDING

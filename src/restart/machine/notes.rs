@@ -9,7 +9,7 @@ use super::terms::{Effect, Phase, WAKER};
 use super::waker::Waker;
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::plan::Way;
-use crate::times::{LONGEST_RECORDING, SHIELD_TIME, TRUST_TIME, time_of_recording, time_of_relist};
+use crate::times::{LONGEST_RECORDING, SHIELD_TIME, TRUST_TIME, time_of_relist, time_of_shielding};
 
 impl Machine {
     pub(super) fn get(&self, name: &ContainerName) -> Option<&Progress> {
@@ -168,7 +168,7 @@ impl Machine {
         let recording = if shown {
             LONGEST_RECORDING
         } else {
-            time_of_recording(took)
+            time_of_shielding(took)
         };
         self.relist = self.relist.max(time_of_relist(took));
         let wanted = self.wants_shield(name);
