@@ -1,6 +1,7 @@
 //! What a scenario is given: a node, a plugin, and pods that are cleared away behind it.
 
 use std::path::PathBuf;
+use std::process::Output;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -11,6 +12,7 @@ use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::core::{ApiResource, DynamicObject};
 use kube::{Resource, ResourceExt};
 use serde_json::Value;
+use tokio::process::Command;
 
 use crate::evidence::Deed;
 use crate::node::Node;
@@ -58,6 +60,14 @@ impl Stage {
         let mut name = self.scenario.replace('_', "-");
         name.truncate(LONGEST_NAME - suffix.len());
         name.trim_end_matches('-').to_owned() + &suffix
+    }
+
+    /// `reprise restart` by an administrator.
+    pub(crate) async fn ask_for_restart(&self, args: &[&str]) -> Result<Output> {
+        let mut command = Command::new(&self.plugin.binary);
+        command.arg("restart").args(args).args(["-n", "default"]);
+        command.arg("--kubeconfig").arg(self.node.kubeconfig());
+        Ok(command.output().await?)
     }
 
     /// A pod of that shape, created and no more.

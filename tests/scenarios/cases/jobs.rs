@@ -9,7 +9,6 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::runtime::watcher;
 use serde_json::{Value, json};
-use tokio::process::Command;
 
 use crate::history::History;
 use crate::pod::LivePod;
@@ -150,11 +149,8 @@ async fn jobs_pod_restarts_by_the_jobs_name(stage: Stage) -> Result<()> {
         .restarts_all("trainer", 42);
     let job = LiveJob::begin(&stage, shape, &json!({"backoffLimit": 0})).await?;
     let before = Before::of(&job.pod).await?;
-    let mut restart = Command::new(&stage.plugin.binary);
     let target = format!("job/{}", job.name);
-    restart.args(["restart", &target, "--wait", "-n", "default"]);
-    restart.arg("--kubeconfig").arg(stage.node.kubeconfig());
-    let done = restart.output().await?;
+    let done = stage.ask_for_restart(&[&target, "--wait"]).await?;
     ensure!(done.status.success(), "{done:?}");
     job.pod.has_restarted(&before).await?;
     job.is_untouched()
@@ -233,6 +229,12 @@ async fn deployments_pod_keeps_its_endpoint(stage: Stage) -> Result<()> {
         .await?;
     let mark = slices.mark();
     pod.restarts_all("trainer", 42).await?;
+    slices.until("the pod is ready again", is_ready).await?;
+    let before = Before::of(&pod).await?;
+    let target = format!("deployment/{name}");
+    let done = stage.ask_for_restart(&[&target, "--now", "--wait"]).await?;
+    ensure!(done.status.success(), "{done:?}");
+    pod.has_restarted(&before).await?;
     slices.until("the pod is ready again", is_ready).await?;
     for slice in slices.since(mark) {
         let seen = endpoints(&slice);

@@ -1,10 +1,13 @@
 //! `kubectl reprise`, as somebody uses it who has just installed it.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::iter;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
@@ -15,6 +18,7 @@ use tokio::task::spawn_blocking;
 
 use super::conditions::condition;
 use super::probes::probe;
+use crate::pod::LivePod;
 use crate::recorder::Snapshot;
 use crate::restarted::Before;
 use crate::scenario::{Scenario, scenarios};
@@ -28,6 +32,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
             kubectl_restarts_a_pod_and_tells_of_it,
             kubectl_waits_until_what_runs_now_is_ready,
             kubectl_proposes_names_of_pods,
+            kubectl_draws_a_bar_on_a_terminal,
         ],
         scenarios![Alone:
             kubectl_that_waits_in_vain_says_so_and_the_request_stands,
@@ -74,6 +79,17 @@ impl<'s> Installed<'s> {
     fn reprise(&self, args: &[&str]) -> Command {
         self.kubectl(&[&["reprise"], args, &["--namespace", "default"]].concat())
     }
+}
+
+/// The same where somebody sits at it, by util-linux's script(1). No word in it is one that a shell would split.
+fn on_a_terminal(command: &Command) -> Command {
+    let words = iter::once(command.get_program()).chain(command.get_args());
+    let words: Vec<_> = words.map(OsStr::to_string_lossy).collect();
+    let mut terminal = Command::new("script");
+    terminal.args(["--quiet", "--return", "--command", &words.join(" ")]);
+    terminal.arg("/dev/null").stdin(Stdio::null());
+    terminal.envs(command.get_envs().filter_map(|(key, it)| Some((key, it?))));
+    terminal
 }
 
 /// Its exit code, and all that it says.
@@ -190,6 +206,48 @@ async fn kubectl_proposes_names_of_pods(stage: Stage) -> Result<()> {
         };
         ensure!(code == Some(0) && right, "{line:?}: {code:?}: {said}");
     }
+    Ok(())
+}
+
+async fn kubectl_draws_a_bar_on_a_terminal(stage: Stage) -> Result<()> {
+    // The kubelet has a back-off of its own for what exits twice.
+    let shape = || shape().started_by("Replay");
+    let pods = [stage.running(shape()).await?, stage.running(shape()).await?];
+    let [first, second] = pods.each_ref().map(|pod| &*pod.name);
+    let before = [Before::of(&pods[0]).await?, Before::of(&pods[1]).await?];
+    let installed = Installed::on(&stage)?;
+    let (code, said) = run(installed.reprise(&["restart", first, second, "--dry-run"])).await?;
+    let both =
+        [first, second].map(|name| format!("pod/{name} would be asked to restart (dry run)"));
+    let both = both.iter().all(|line| said.contains(line));
+    ensure!(code == Some(0) && both, "{code:?}: {said}");
+    let in_turns = ["restart", first, second, "--max-unavailable", "1"];
+    let (code, said) = run(on_a_terminal(&installed.reprise(&in_turns))).await?;
+    let bars = [
+        "\r\u{1b}[K[--------------------] 0 of 2 restarted, 1 under way, 0:0",
+        "\r\u{1b}[K[##########----------] 1 of 2 restarted, 1 under way, 0:",
+        "\r\u{1b}[K[####################] 2 of 2 restarted, 0:",
+    ];
+    let drawn = bars.iter().all(|bar| said.contains(bar)) && !said.contains("pod/");
+    ensure!(code == Some(0) && drawn, "{code:?}: {said:?}");
+    // By the dry run nobody has.
+    for (pod, before) in pods.iter().zip(&before) {
+        pod.has_restarted(before).await?;
+    }
+    let before = Before::of(&pods[1]).await?;
+    let asked = SystemTime::now().duration_since(UNIX_EPOCH)?;
+    let (code, said) = run(installed.reprise(&["restart", second, "--now", "--wait"])).await?;
+    ensure!(code == Some(0), "{code:?}: {said}");
+    pod_began_at_once(&pods[1], &before, asked).await
+}
+
+/// It is not the first restart in a row, which the next waits 10 s after.
+async fn pod_began_at_once(pod: &LivePod, before: &Before, asked: Duration) -> Result<()> {
+    pod.has_restarted(before).await?;
+    let evidence = pod.evidence_since(before)?;
+    let last = evidence.last().context("no evidence")?;
+    let took = last.at.saturating_sub(asked);
+    ensure!(took < Duration::from_secs(5), "it has waited for {took:?}");
     Ok(())
 }
 

@@ -367,16 +367,15 @@ async fn pods_that_are_asked_for_by_their_label_restart_in_turns(stage: Stage) -
             .await?;
         pods.push((Before::of(&pod).await?, pod));
     }
-    let restart = |selector: &str| {
-        let mut command = tokio::process::Command::new(&stage.plugin.binary);
-        command.args(["restart", "-n", "default", "-l", selector]);
-        command.args(["--max-unavailable", "1", "--kubeconfig"]);
-        command.arg(stage.node.kubeconfig());
-        command
+    let in_turns = ["--max-unavailable", "1", "-l"];
+    let restart = async |labels| {
+        stage
+            .ask_for_restart(&[&in_turns[..], &[labels]].concat())
+            .await
     };
-    let nobody = restart("asked=no").output().await?;
+    let nobody = restart("asked=no").await?;
     ensure!(nobody.status.code() == Some(1), "{nobody:?}");
-    let done = restart("asked=yes").output().await?;
+    let done = restart("asked=yes").await?;
     let said =
         String::from_utf8_lossy(&done.stdout).into_owned() + &String::from_utf8_lossy(&done.stderr);
     ensure!(done.status.success(), "{said}");
