@@ -47,12 +47,13 @@ test: ## Everything, on the oldest or the newest kubelet: SEED=N
 	@hack/test.sh $(if $(SEED),--seed $(SEED))
 
 .PHONY: test-all
-test-all: ## Everything on all kubelets and containerds
+test-all: ## Everything on all kubelets and runtimes, and in a virtual machine: a day
 	@hack/test.sh --all
 	@hack/image.sh --check
 	@hack/metrics.sh check
 	@$(MAKE) --no-print-directory installed
 	@$(MAKE) --no-print-directory soak MINUTES=10
+	@$(MAKE) --no-print-directory vm-test
 
 .PHONY: sim
 sim: ## Restarts in the simulator: CASES=1000000 SEED=N

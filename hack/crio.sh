@@ -12,6 +12,8 @@ crio_bin() { echo "$CACHE/bin/crio-$1"; }
 # CRI-O has no runc of its own.
 crio_runc() { runc_bin 2; }
 
+has_crio() { [[ -d $(crio_bin "$1") || -e $CRIO_PLACE/pinns ]]; } # VERSION
+
 copy_crio() { # VERSION TEMP, see build_once
     local version=$1 bin=$2/bin found packed
     packed=$CRIO_PLACE/crio-$version-linux-$(go env GOARCH).xz

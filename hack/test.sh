@@ -5,13 +5,17 @@ set -euo pipefail
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly HERE
-# shellcheck source=/dev/null
-source "$HERE/lib.sh"
+for part in lib crio; do
+    # shellcheck source=/dev/null
+    source "$HERE/$part.sh"
+done
 # The oldest and the newest, to which the scenarios are dealt out. The old kubelet is under as new an API server as
 # supports it: only there a pod's spec may have rules that its kubelet does not know.
 readonly DEFAULT_NODES=(1.36.3/2.3.7/1.33.13 1.37.2/2.4.2)
 # containerd 1.7 goes with the oldest kubelet, as it does in the field.
 readonly MORE_NODES=(1.36.3/2.3.7 1.35.4/2.4.2 1.34.4/2.3.7 1.33.13/1.7.35)
+# Played by --all where CRI-O's programs are.
+readonly CRIO_NODES=(1.36.3/crio-1.36.3/1.33.13 1.36.3/crio-1.36.3)
 
 # For each target; four minutes in all on two cores. `make fuzz` takes its time.
 readonly FUZZ_SECONDS=60 FUZZ_SEED=5532
@@ -22,6 +26,7 @@ usage: hack/test.sh [OPTION]... [KUBERNETES[/RUNTIME[/KUBELET]]]...
 RUNTIME is a version of containerd, or crio-VERSION.
   --all          all scenarios on all versions: ${DEFAULT_NODES[*]}
                  ${MORE_NODES[*]}
+                 and, with the programs that CRIO names, ${CRIO_NODES[*]}
   --seed N       by which the scenarios are dealt out where no versions are given (default: drawn)
   --only-scenarios   no unit and integration tests
   --parts N      nodes of each version, which share the scenarios out among them (default 2)
@@ -36,10 +41,17 @@ END
 say() { printf '%s %s\n' "$(date +%T)" "$*"; }
 
 parse_options() {
-    NODES=() RUNNER=() PARTS=2 AT_ONCE=4 UNIT=yes RESULTS='' DEALT='' SEED=''
+    NODES=() RUNNER=() PARTS=2 AT_ONCE=4 UNIT=yes RESULTS='' DEALT='' SEED='' LEFT_OUT=''
     while (($#)); do
         case $1 in
-        --all) NODES=("${DEFAULT_NODES[@]}" "${MORE_NODES[@]}") ;;
+        --all)
+            NODES=("${DEFAULT_NODES[@]}" "${MORE_NODES[@]}")
+            if has_crio "${CRIO_VERSIONS[0]}"; then
+                NODES+=("${CRIO_NODES[@]}")
+            else
+                LEFT_OUT="not played: ${CRIO_NODES[*]}, for want of CRI-O's programs in $CRIO_PLACE"
+            fi
+            ;;
         --only-scenarios) UNIT=no ;;
         --seed) SEED=${2:?--seed needs a number} && shift ;;
         --results) RESULTS=$(realpath "${2:?--results needs a directory}") && shift ;;
@@ -217,6 +229,7 @@ main() {
         wait -n || failed=1
     done
 
+    [[ -z $LEFT_OUT ]] || echo "$LEFT_OUT"
     cat "$WORK"/*.sum
     exit "$failed"
 }
