@@ -14,6 +14,7 @@ use reprise::exit_hold::{holder, hook};
 use reprise::history;
 use reprise::log::{Escaping, LastLines, Queue};
 use reprise::supervisor::{self, End, LockError, RemovalError};
+use rustix::thread::disable_transparent_huge_pages;
 use tikv_jemallocator::Jemalloc;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::filter::Targets;
@@ -27,7 +28,10 @@ const IN_USE: u8 = 3;
 static ALLOCATOR: Jemalloc = Jemalloc;
 
 fn main() -> ExitCode {
-    // First of all: the runtime waits for its hook, and a command line parser is slower than the hook itself. It would also
+    // Of huge pages, which many nodes give to whoever does not object (Debian's kernels do), a process as small as this fills
+    // little: twice the memory, and the time to clear it. Where there are none, there is nothing to refuse.
+    let _ = disable_transparent_huge_pages(true);
+    // Before all else: the runtime waits for its hook, and a command line parser is slower than the hook itself. It would also
     // object to arguments, which the runtime would take for a failure of its own.
     let args: Vec<OsString> = std::env::args_os().skip(1).collect();
     if let Some((name, rest)) = args.split_first() {

@@ -167,6 +167,18 @@ fn the_plugin_is_told_of_a_container_that_was_out_of_memory() {
     told.recv_timeout(SOON).unwrap();
 }
 
+/// Nor does anything else that is run by this executable.
+#[test]
+fn a_process_of_ours_takes_no_huge_pages() {
+    let Some(holder) = Holder::ready() else {
+        return;
+    };
+    let status = format!("/proc/{}/status", holder.process.id());
+    let status = fs::read_to_string(status).unwrap();
+    let refused = status.lines().any(|line| line == "THP_enabled:\t0");
+    assert!(refused || !status.contains("THP_enabled:"), "{status}");
+}
+
 #[test]
 fn nobody_is_asked_about_containers_without_rules() {
     let Some(mut holder) = Holder::ready() else {
