@@ -2,7 +2,7 @@
 # shellcheck shell=bash
 
 # Everything below works on the node that use_node (node.sh) has chosen: NODE, DIR, SLOT, K8S, KUBELET,
-# RUNTIME, CONTAINERD, CRIO_RELEASE, GATES, NRI, NRI_PLUGINS.
+# RUNTIME, CONTAINERD, CRIO_RELEASE, GATES, ACCOUNTS, NRI, NRI_PLUGINS.
 
 # Below the range of ephemeral ports, so that no outgoing connection is ever in the way.
 port() { # etcd | etcd-peer | apiserver | kubelet | kubelet-health | controller-manager | registry
@@ -17,6 +17,9 @@ port() { # etcd | etcd-peer | apiserver | kubelet | kubelet-health | controller-
     registry) echo $((base + 6)) ;;
     esac
 }
+
+# Of the service `kubernetes`, as pods are told. Nothing is there unless somebody does what kube-proxy does.
+readonly SERVICE_IP=10.96.0.1
 
 bridge() { echo "reprise$SLOT"; }
 pod_subnet() { echo "10.213.$SLOT.0/24"; }
@@ -75,7 +78,7 @@ subjectKeyIdentifier = hash
 basicConstraints = critical, CA:FALSE
 keyUsage = critical, digitalSignature
 extendedKeyUsage = serverAuth
-subjectAltName = IP:127.0.0.1, DNS:localhost
+subjectAltName = IP:127.0.0.1, IP:$SERVICE_IP, DNS:localhost
 END
     openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 365 \
         -config "$pki/openssl.cnf" -extensions ca -keyout "$pki/ca.key" -out "$pki/ca.crt" 2>/dev/null
@@ -309,7 +312,8 @@ write_command() { # COMPONENT PROGRAM ARGS...
 }
 
 write_commands() {
-    local etcd peer gates=() kubelet sync=(--unsafe-no-fsync)
+    local etcd peer gates=() kubelet sync=(--unsafe-no-fsync) accounts=(--disable-admission-plugins=ServiceAccount)
+    local controllers=job,deployment,replicaset,statefulset,daemonset,endpointslice,garbagecollector,disruption
     etcd=http://127.0.0.1:$(port etcd) peer=http://127.0.0.1:$(port etcd-peer)
     [[ -z $GATES ]] || gates=(--feature-gates="$GATES")
     # What is started again with the machine must outlive its crash.
@@ -320,7 +324,10 @@ write_commands() {
         --listen-peer-urls="$peer" --initial-advertise-peer-urls="$peer" \
         --initial-cluster=default="$peer"
 
-    # No controller here makes the service accounts of namespaces, so admission must not ask for them.
+    # Without the controllers that make the service accounts of namespaces, admission must not ask for them.
+    if [[ -n $ACCOUNTS ]]; then
+        accounts=() controllers+=,serviceaccount,root-ca-cert-publisher
+    fi
     write_command apiserver "$(k8s_bin "$K8S")/kube-apiserver" --v=2 "${gates[@]}" \
         --etcd-servers="$etcd" --bind-address=127.0.0.1 --secure-port="$(port apiserver)" \
         --advertise-address="$(node_ip)" --endpoint-reconciler-type=none \
@@ -330,7 +337,7 @@ write_commands() {
         --service-account-issuer=https://kubernetes.default.svc \
         --service-account-key-file="$DIR/pki/service-account.key" \
         --service-account-signing-key-file="$DIR/pki/service-account.key" \
-        --enable-admission-plugins=NodeRestriction --disable-admission-plugins=ServiceAccount \
+        --enable-admission-plugins=NodeRestriction "${accounts[@]}" \
         --allow-privileged=true \
         --kubelet-preferred-address-types=InternalIP
 
@@ -338,7 +345,7 @@ write_commands() {
     # PodDisruptionBudgets.
     write_command controller-manager "$(k8s_bin "$K8S")/kube-controller-manager" --v=2 "${gates[@]}" \
         --kubeconfig="$DIR/controller-manager.kubeconfig" --leader-elect=false \
-        --controllers=job,deployment,replicaset,statefulset,daemonset,endpointslice,garbagecollector,disruption \
+        --controllers=$controllers --root-ca-file="$DIR/pki/ca.crt" \
         --bind-address=127.0.0.1 --secure-port="$(port controller-manager)" \
         --tls-cert-file="$DIR/pki/apiserver.crt" --tls-private-key-file="$DIR/pki/apiserver.key"
 

@@ -2,11 +2,12 @@
 # The image and the chart as people install them, on a node that is up: a pod restarts through the DaemonSet, whose image is
 # replaced while pods restart all the time, and when it is removed nothing is left on the node.
 #
-# Where pods get no tokens and no service's address leads anywhere (hack/node.sh), both are added to the DaemonSet, and the Job of
-# `helm uninstall` is done by hand.
+# On a node as people have them (hack/vm-guest.sh, to_usual_places) with the documents' own commands. Elsewhere everything is in
+# other places, pods get no tokens and no service's address leads anywhere (hack/node.sh): the values say the former, the latter
+# are added to the DaemonSet, and the Job of `helm uninstall` is done by hand.
 #
 # Many functions are called by name, which shellcheck does not see:
-# shellcheck disable=SC2317
+# shellcheck disable=SC2317,SC2153
 set -euo pipefail
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -19,7 +20,9 @@ done
 readonly NAMESPACE=kube-system NEXT=localhost/reprise:next
 # Pods that restart while the plugin is replaced, and how often each does in all. None on a slow machine: exits can be held for
 # 8 s, and there the next plugin takes almost as long to begin.
-readonly PODS=$((${REPRISE_PATIENCE:-1} > 1 ? 0 : 4)) RESTARTS=12
+is_slow() { ((${REPRISE_PATIENCE:-1} > 1)); }
+PODS=$(is_slow && echo 0 || echo 4)
+readonly PODS RESTARTS=12
 # Seconds for anything that is waited for: much more than it takes on a busy machine.
 readonly PATIENCE=120
 
@@ -28,6 +31,26 @@ usage() {
 usage: hack/installed.sh [ARCHIVE]   ARCHIVE: the image (default: hack/image.sh makes one of this machine's architecture)
 On a node of its own, or that of REPRISE_NODE_ENV=FILE. REPRISE_PATIENCE=N: wait N times as long for everything.
 END
+}
+
+is_usual() { [[ $NRI_SOCKET == /var/run/nri/nri.sock ]]; }
+
+# Where things are on the node.
+choose_places() {
+    local ours=$NODE_DIR/installed
+    if is_usual; then
+        PODS_DIR=/var/lib/kubelet/pods HOOK_DIR=/opt/reprise RUN_DIR=/run/reprise STATE_DIR=/var/lib/reprise
+    else
+        PODS_DIR=$NODE_DIR/kubelet/pods HOOK_DIR=$ours/opt RUN_DIR=$ours/run STATE_DIR=$ours/state
+    fi
+}
+
+# The command in a document that begins so, with an image that is on the node already.
+documented() { # FILE BEGINNING
+    local command
+    command=$(sed 's|registry\.example\.com/reprise|localhost/reprise|' "$HERE/../$1" | grep -m 1 "^$2 ")
+    say "$command"
+    (cd "$HERE/.." && KUBECONFIG=$KUBECONFIG PATH=$(helm_bin):$PATH bash -c "$command" >/dev/null)
 }
 
 kube() { "$KUBECTL" --kubeconfig "$KUBECONFIG" "$@"; }
@@ -39,12 +62,12 @@ until_true() { # WHAT COMMAND...
 
 # On a node that is not alone on its machine everything is somewhere else than the chart's values say.
 values() {
-    local dir=$NODE_DIR/installed
-    jq -n --arg nri "$NRI_SOCKET" --arg cri "${CRI_ENDPOINT#unix://}" --arg pods "$NODE_DIR/kubelet/pods" \
-        --arg static "$STATIC_POD_PATH" --arg dir "$dir" --arg shared "$(findmnt -no PROPAGATION -T "$NODE_DIR")" '{
+    jq -n --arg nri "$NRI_SOCKET" --arg cri "${CRI_ENDPOINT#unix://}" --arg pods "$PODS_DIR" --arg static "$STATIC_POD_PATH" \
+        --arg hook "$HOOK_DIR" --arg run "$RUN_DIR" --arg state "$STATE_DIR" \
+        --arg shared "$(findmnt -no PROPAGATION -T "$NODE_DIR")" '{
         image: {name: "localhost/reprise", pullPolicy: "Never"},
         nri: {socket: $nri}, cri: {socket: $cri}, kubelet: {podsDir: $pods, staticPodPath: $static},
-        directories: {hook: ($dir + "/opt"), run: ($dir + "/run"), state: ($dir + "/state")},
+        directories: {hook: $hook, run: $run, state: $state},
         mountPropagation: (if $shared | contains("shared") then "HostToContainer" else "None" end),
         config: {"back-off": 0, "log-level": "debug"}}'
 }
@@ -84,7 +107,8 @@ layer_of() { # LAYOUT
 
 ctr() { "${CTR_COMMAND[@]}" "$@"; }
 
-# A pod that writes down when its containers begin, and whose trainer asks for a restart every few seconds, COUNT times.
+# A pod that writes down when its containers begin, and whose trainer asks for a restart every few seconds, COUNT times. On a slow
+# machine it would fail under Never.
 make_pod() { # NAME COUNT
     kube apply -f - >/dev/null <<END
 apiVersion: v1
@@ -95,7 +119,7 @@ metadata:
     restart-rules.reprise.dev/container.trainer: '[{action: RestartAllContainers, exitCodes: {operator: In, values: [42]}}]'
 spec:
   nodeName: $NODE_NAME
-  restartPolicy: Never
+  restartPolicy: $(is_slow && echo Always || echo Never)
   terminationGracePeriodSeconds: 1
   automountServiceAccountToken: false
   volumes: [{name: work, emptyDir: {}}]
@@ -115,10 +139,17 @@ END
 began() { # POD CONTAINER
     local uid
     uid=$(kube get pod "$1" -o jsonpath='{.metadata.uid}')
-    grep -c "^$2\$" "$NODE_DIR/kubelet/pods/$uid/volumes/kubernetes.io~empty-dir/work/began"
+    grep -c "^$2\$" "$PODS_DIR/$uid/volumes/kubernetes.io~empty-dir/work/began"
 }
 
+# Exactly so often, where a replay has time enough: one that takes too long is begun anew.
 has_restarted() { # POD COUNT
+    if is_slow; then
+        (($(began "$1" trainer) > $2 && $(began "$1" logger) > $2)) &&
+            kube get pod "$1" -o json | jq -e --argjson count "$2" \
+                '[.status.containerStatuses[] | .state.running and .restartCount >= $count] | all'
+        return
+    fi
     [[ $(began "$1" trainer) == $(($2 + 1)) && $(began "$1" logger) == $(($2 + 1)) ]] &&
         [[ $(kube get pod "$1" -o json | jq -c '[.status.containerStatuses[] | select(.state.running) | .restartCount]') == "[$2,$2]" ]]
 }
@@ -144,6 +175,35 @@ connect_to_cluster() {
     }}}}')" >/dev/null
 }
 
+install_chart() {
+    if is_usual; then
+        documented README.md "helm install"
+    else
+        values >"$NODE_DIR/installed/values.json"
+        helm install reprise "$HERE/../deploy/chart" --values "$NODE_DIR/installed/values.json" \
+            --set "image.tag=${IMAGE##*:}" >/dev/null
+        connect_to_cluster
+    fi
+}
+
+# What was added to the DaemonSet is not to be taken away again.
+replace_image() {
+    if is_usual; then
+        helm upgrade reprise "$HERE/../deploy/chart" --reuse-values --set "image.tag=${NEXT##*:}" >/dev/null
+    else
+        kube -n $NAMESPACE set image daemonset/reprise "reprise=$NEXT" >/dev/null
+    fi
+}
+
+remove_chart() {
+    if is_usual; then
+        documented docs/upgrade.md "helm uninstall"
+    else
+        "$NODE_DIR/installed/reprise" cleanup --all-nodes --daemonset $NAMESPACE/reprise --kubeconfig "$KUBECONFIG"
+        helm uninstall reprise --no-hooks >/dev/null
+    fi
+}
+
 # Its plugin says itself when it is connected (/readyz).
 is_ready() { kube -n $NAMESPACE rollout status daemonset/reprise --watch=false | grep -q 'successfully rolled out'; }
 
@@ -153,8 +213,8 @@ leaves_nothing() {
     local left=()
     [[ -z $(plugin_pods) ]] || left+=("pods of the plugin")
     local dir
-    for dir in opt run state; do
-        [[ -z $(ls -A "$NODE_DIR/installed/$dir" 2>/dev/null) ]] || left+=("$(find "$NODE_DIR/installed/$dir" | head)")
+    for dir in "$HOOK_DIR" "$RUN_DIR" "$STATE_DIR"; do
+        [[ -z $(ls -A "$dir" 2>/dev/null) ]] || left+=("$(find "$dir" | head)")
     done
     local conditions
     conditions=$(kube get pods -A -o json | jq -r '[.items[].status.conditions[]?.type
@@ -182,7 +242,7 @@ clean_up() {
 
 # On a node that stays.
 forget() {
-    kube -n $NAMESPACE delete configmap kube-root-ca.crt --ignore-not-found >/dev/null 2>&1 || true
+    is_usual || kube -n $NAMESPACE delete configmap kube-root-ca.crt --ignore-not-found >/dev/null 2>&1 || true
     helm uninstall reprise --no-hooks >/dev/null 2>&1 || true
     kube delete pods --all --grace-period 1 --wait=false >/dev/null 2>&1 || true
     rm -rf "$NODE_DIR/installed"
@@ -215,17 +275,15 @@ main() {
     ensure_helm
     trap clean_up EXIT
     trap 'exit 130' INT TERM
+    choose_places
     mkdir -p "$NODE_DIR/installed"
 
     import_images
     # The rights of a plugin that is no DaemonSet (hack/node.sh): here they come with the chart.
     kube delete --ignore-not-found -f "$HERE/../deploy/kustomize/base/rbac.yaml" >/dev/null
-    values >"$NODE_DIR/installed/values.json"
     [[ $(kube get nodes -o json | jq '.items | length') == 1 ]] || die "the node is not alone in its cluster"
     "$HERE/node.sh" start "$(basename "$NODE_DIR")" scheduler >/dev/null 2>&1 || true
-    helm install reprise "$HERE/../deploy/chart" --values "$NODE_DIR/installed/values.json" \
-        --set "image.tag=${IMAGE##*:}" >/dev/null
-    connect_to_cluster
+    install_chart
     until_true "the DaemonSet's plugin is ready" is_ready
 
     make_pod once 1
@@ -235,7 +293,7 @@ main() {
     ((PODS == 0)) || until_true "$PODS pods restart one after another" began "busy-$PODS" logger
     local before
     before=$(plugin_pods)
-    kube -n $NAMESPACE set image daemonset/reprise "reprise=$NEXT" >/dev/null
+    replace_image
     replaced() { [[ $(plugin_pods) != *"$before"* ]] && is_ready; }
     until_true "the plugin was replaced meanwhile" replaced
     for ((pod = 1; pod <= PODS; pod++)); do
@@ -243,13 +301,12 @@ main() {
     done
     make_pod after 1
     until_true "a pod has restarted by the new plugin, once" has_restarted after 1
-    [[ $(began once trainer) == 2 ]] || die "a pod restarted that nobody asked for"
+    is_slow || [[ $(began once trainer) == 2 ]] || die "a pod restarted that nobody asked for"
     local copies
-    copies=$(find "$NODE_DIR/installed/opt" -name 'reprise-*' | wc -l)
+    copies=$(find "$HOOK_DIR" -name 'reprise-*' | wc -l)
     ((copies == 2)) || die "$copies hooks: that of the pod from before and the new one should be there"
 
-    "$NODE_DIR/installed/reprise" cleanup --all-nodes --daemonset $NAMESPACE/reprise --kubeconfig "$KUBECONFIG"
-    helm uninstall reprise --no-hooks >/dev/null
+    remove_chart
     leaves_nothing
     say "installed, upgraded and removed"
 }

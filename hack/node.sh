@@ -19,6 +19,7 @@ usage() {
 usage: node.sh build [VERSIONS]                      build and install what a node needs
        node.sh up NAME [VERSIONS]                    start a node; the output can be evaluated
                [--nri-plugin-dir DIR] [--no-nri] [--feature-gates K=V,...]
+               [--service-accounts]                  pods get tokens, as in a cluster
                [--control-plane-only]                no runtime, no kubelet
                [--join ADDRESS:PORT DIR]             no control plane: that of another node, whose directory is DIR, is there
        node.sh env NAME                              print the variables again
@@ -59,10 +60,11 @@ use_existing_node() { # NAME
 }
 
 parse_options() {
-    K8S=$DEFAULT_K8S KUBELET='' RUNTIME=containerd CONTAINERD=$DEFAULT_CONTAINERD CRIO_RELEASE='' GATES='' NRI=on NRI_PLUGINS='' PART='' API='' API_DIR=''
+    K8S=$DEFAULT_K8S KUBELET='' RUNTIME=containerd CONTAINERD=$DEFAULT_CONTAINERD CRIO_RELEASE='' GATES='' ACCOUNTS='' NRI=on NRI_PLUGINS='' PART='' API='' API_DIR=''
     while (($#)); do
         case $1 in
         --no-nri) NRI=off && shift && continue ;;
+        --service-accounts) ACCOUNTS=yes && shift && continue ;;
         --control-plane-only) PART=control-plane && shift && continue ;;
         --join)
             (($# > 2)) || die "$1 needs an address and a directory"
@@ -114,7 +116,7 @@ runtime_version() {
 
 write_settings() {
     local name
-    for name in K8S KUBELET RUNTIME CONTAINERD CRIO_RELEASE GATES NRI NRI_PLUGINS API API_DIR; do
+    for name in K8S KUBELET RUNTIME CONTAINERD CRIO_RELEASE GATES ACCOUNTS NRI NRI_PLUGINS API API_DIR; do
         printf '%s=%q\n' "$name" "${!name}"
     done >"$DIR/settings"
 }

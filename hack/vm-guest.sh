@@ -379,6 +379,8 @@ measure_idle() { # MINUTES
         "resident $rss KiB before, $(resident "$pid") KiB after"
     # What a core is worth that is emulated, the kubelet shows, which has the same pods.
     ((ticks * 5 <= kubelets)) || fail "more than a fifth of the kubelet's CPU"
+    # Most of it is the executable. The kernel gives huge pages to all who do not refuse them.
+    ((rss <= 20480)) || fail "more than 20 MiB"
     ((wakes <= 600)) || fail "more than ten wake-ups a second"
     (($(resident "$pid") <= rss + rss / 10)) || fail "it grows"
     delete_pods
@@ -387,6 +389,77 @@ measure_idle() { # MINUTES
 cpu_ticks() { awk '{print $14 + $15}' "/proc/$1/stat"; } # PID
 wakeups() { cat "/proc/$1"/task/*/status | awk '/^voluntary_ctxt/ {all += $2} END {print all}'; }
 resident() { awk '/^VmRSS/ {print $2}' "/proc/$1/status"; }
+
+# --- as people have it
+
+runtime_socket() { echo "${CRI_ENDPOINT#unix://}"; }
+
+# Sockets, the kubelet's directory and the API server's address for pods, as they are where nobody says otherwise.
+to_usual_places() { # API_SERVER
+    [[ $NRI_SOCKET == "$DIR/nri/nri.sock" ]] || return 0
+    k delete pods --all --all-namespaces --timeout=300s
+    systemctl stop "reprise-$NODE-kubelet" "reprise-$NODE-containerd"
+    sed -i "s|$DIR/containerd.sock|/run/containerd/containerd.sock|; s|$DIR/nri/nri.sock|/var/run/nri/nri.sock|
+        s|--root-dir=$DIR/kubelet|--root-dir=/var/lib/kubelet|" "$DIR"/{containerd.toml,kubelet.yaml,env,run/kubelet.sh}
+    systemctl start "reprise-$NODE-containerd"
+    # shellcheck source=/dev/null
+    source "$DIR/env"
+    wait_for 60 "containerd" cri_ready containerd
+    systemctl start "reprise-$NODE-kubelet"
+    wait_for 120 "healthy kubelet" kubelet_healthy
+    # What kube-proxy does elsewhere, for the one service that there is.
+    sysctl -q net.ipv4.ip_forward=1
+    iptables -t nat -A PREROUTING -d "$SERVICE_IP" -p tcp --dport 443 -j DNAT --to-destination "$1"
+    iptables -t nat -A POSTROUTING -d "${1%:*}" -j MASQUERADE
+}
+
+# What docs/install.md says of the unit, and docs/upgrade.md of its end.
+package_installs_and_removes() { # FILE POD:POLICY...
+    local file=$1 dir pod
+    declare -A before
+    shift
+    dpkg --install "$file"
+    ! systemctl --quiet is-active reprise || fail "it starts by itself"
+    cmp /etc/reprise/config.yaml "$HERE/../deploy/config.yaml"
+    printf 'kubeconfig: %s\nnode-name: %s\n' "$PLUGIN_KUBECONFIG" "$NODE_NAME" >>/etc/reprise/config.yaml
+    systemctl enable --now reprise
+    wait_for 30 "plugin that is connected" plugin_is_ready
+    make_pods "$@"
+    restart_and_check "$@"
+    # A Never pod that restarts so soon again may fail on a machine that takes seconds to make a container.
+    for pod in "$@"; do
+        [[ $pod == *:Never ]] || KUBECONFIG=$KUBECONFIG "$KUBECTL" reprise restart "${pod%:*}" --wait --timeout 5m
+    done
+    await_well 60 "$@"
+    # Again, in the middle of restarts: the new one goes on with them, under the configuration that was changed.
+    for pod in "$@"; do
+        before[$pod]=$(starts "${pod%:*}" b)
+    done
+    ask_all "$@"
+    dpkg --install "$file"
+    await_well 120 "$@"
+    for pod in "$@"; do
+        [[ $pod == *:Never ]] && has_ended "${pod%:*}" ||
+            has_started "${pod%:*}" b $((before[$pod] + 1)) || fail "${pod%:*} was not restarted"
+    done
+    grep -q "^node-name" /etc/reprise/config.yaml || fail "its configuration is lost"
+    dpkg --remove reprise
+    [[ ! -e /usr/bin/reprise && -e /etc/reprise/config.yaml ]] || fail "it should be gone but for its configuration"
+    await_well 30 "$@"
+    ! conditions_of "$@" | grep reprise || fail "conditions stay"
+    dpkg --purge reprise
+    for dir in /run/reprise /var/lib/reprise /etc/reprise; do
+        [[ ! -e $dir ]] || fail "$dir is left: $(find "$dir" | head)"
+    done
+    delete_pods
+}
+
+conditions_of() { # POD:POLICY...
+    local pod
+    for pod in "$@"; do
+        api "/api/v1/namespaces/default/pods/${pod%:*}" | jq -r '.status.conditions[].type'
+    done
+}
 
 # Containers that the runtime has in that state, by the CRI's own list: 0 created, 1 running. One more than the frame's
 # five bytes is a container.

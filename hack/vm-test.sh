@@ -24,8 +24,8 @@ readonly CHECKS=(
     a_shutdown_of_the_node_restarts_nothing
     an_idle_plugin_is_quiet
 )
-# After the scenarios: it takes away the rights with which they are played.
-readonly CHART=the_chart_installs_upgrades_and_removes
+# After the scenarios: they change where the node has things, and whose rights there are.
+readonly PACKAGE=the_package_installs_and_removes CHART=the_chart_installs_upgrades_and_removes
 # The pods of most checks, a name and a policy each.
 readonly PODS=(never:Never always:Always failing:OnFailure)
 
@@ -36,18 +36,19 @@ usage: hack/vm-test.sh [OPTION]... [CHECK]...
   --k8s V, --kubelet V, --containerd V    the node's, see hack/node.sh
   --plugin FILE, --runner FILE      executables of the plugin and of the scenarios (default: built)
   --image FILE                      the archive that the chart is played with (default: hack/image.sh makes it)
+  --package FILE                    the Debian package (default: hack/package.sh makes it)
   --seed N                          from which instants are drawn (default: drawn)
   --rounds N                        reboots and crashes (default 2)
   --idle MINUTES                    for which the idle plugin is measured (default 5)
   --scenarios TEXT,...|all|none     those whose name contains one of these (default: never_pod,always)
   --keep NAME                       the machine's name; it is used if it is there, and stays
 CHECKs, all by default:
-$(printf '  %s\n' "${CHECKS[@]}" $CHART)
+$(printf '  %s\n' "${CHECKS[@]}" $PACKAGE $CHART)
 END
 }
 
 parse_options() {
-    MACHINE=test$$ KEEP='' OF_MACHINE=() VERSIONS=() PLUGIN='' RUNNER='' IMAGE='' SEED='' ROUNDS=2 IDLE=5
+    MACHINE=test$$ KEEP='' OF_MACHINE=() VERSIONS=() PLUGIN='' RUNNER='' IMAGE='' DEB='' SEED='' ROUNDS=2 IDLE=5
     SCENARIOS=never_pod,always WANTED=()
     while (($#)); do
         case $1 in
@@ -60,6 +61,7 @@ parse_options() {
         --plugin) PLUGIN=$(realpath "$2") ;;
         --runner) RUNNER=$(realpath "$2") ;;
         --image) IMAGE=$(realpath "$2") ;;
+        --package) DEB=$(realpath "$2") ;;
         --seed) SEED=$2 ;;
         --rounds) ROUNDS=$2 ;;
         --idle) IDLE=$2 ;;
@@ -67,25 +69,29 @@ parse_options() {
         --keep) MACHINE=$2 KEEP=yes ;;
         -*) usage >&2 && die "unknown option '$1'" ;;
         *)
-            one_of check "$1" "${CHECKS[@]}" $CHART
+            one_of check "$1" "${CHECKS[@]}" $PACKAGE $CHART
             WANTED+=("$1") && shift && continue
             ;;
         esac
         shift 2
     done
-    ((${#WANTED[@]})) || WANTED=("${CHECKS[@]}" "$CHART")
+    ((${#WANTED[@]})) || WANTED=("${CHECKS[@]}" "$PACKAGE" "$CHART")
     : "${SEED:=$(od -An -N2 -tu2 /dev/urandom | tr -d ' ')}"
 }
 
 vm() { "$HERE/vm.sh" "$@"; }
 inside() { vm ssh "$MACHINE" "$(printf '%q ' "$HERE/vm-guest.sh" "$@")"; }
 
-plays_chart() { [[ " ${WANTED[*]} " == *" $CHART "* ]]; }
+plays() { [[ " ${WANTED[*]} " == *" $1 "* ]]; } # CHECK
 
 build() {
     local messages
-    if [[ -z $IMAGE ]] && plays_chart; then
+    if [[ -z $IMAGE ]] && plays $CHART; then
         IMAGE=$(own_image)
+    fi
+    if [[ -z $DEB ]] && plays $PACKAGE; then
+        "$HERE/package.sh" "$WORK/package"
+        DEB=$(ls "$WORK"/package/*.deb)
     fi
     [[ -z $IMAGE ]] || ensure_helm
     [[ $SCENARIOS != all ]] || ensure_jobset
@@ -106,17 +112,20 @@ bring_up() {
         ln -s "$IMAGE" "$WORK/reprise.oci.tar"
         added+=(--add "$WORK/reprise.oci.tar")
     fi
+    if [[ -n $DEB ]]; then
+        ln -s "$DEB" "$WORK/reprise.deb"
+        added+=(--add "$WORK/reprise.deb")
+    fi
     # As in a cluster, it is not on the node: an emulated machine is slow enough without.
-    local dir port began
+    local dir began
     "$HERE/node.sh" up "$MACHINE" "${VERSIONS[@]}" --control-plane-only \
-        --feature-gates MemoryQoS=true >"$WORK/env"
+        --service-accounts --feature-gates MemoryQoS=true >"$WORK/env"
     dir=$CONTROL_PLANES/$MACHINE
-    port=$(sed -n 's|^ *server: .*:||p' "$dir/admin.kubeconfig")
-    vm up "$MACHINE" "${OF_MACHINE[@]}" "${VERSIONS[@]}" --reach "$port" "${added[@]}"
+    vm up "$MACHINE" "${OF_MACHINE[@]}" "${VERSIONS[@]}" --reach "$(api_address | cut -d: -f2)" "${added[@]}"
     began=$SECONDS
     tar -C "$dir" -cf - pki admin.kubeconfig controller-manager.kubeconfig kubelet.kubeconfig plugin.kubeconfig |
         vm ssh "$MACHINE" "mkdir -p /root/join && tar -C /root/join -xf -"
-    vm ssh "$MACHINE" "'$HERE/node.sh' up $MACHINE ${VERSIONS[*]} --join 10.0.2.100:$port /root/join --feature-gates MemoryQoS=true"
+    vm ssh "$MACHINE" "'$HERE/node.sh' up $MACHINE ${VERSIONS[*]} --join $(api_address) /root/join --feature-gates MemoryQoS=true"
     say "the node was ready after $((SECONDS - began)) s"
 }
 
@@ -189,9 +198,19 @@ a_shutdown_of_the_node_restarts_nothing() {
 
 an_idle_plugin_is_quiet() { inside measure_idle "$IDLE"; }
 
+the_package_installs_and_removes() {
+    inside remove_plugin
+    inside to_usual_places "$(api_address)"
+    inside package_installs_and_removes /payload/bin/reprise.deb "${PODS[@]}"
+}
+
+# What the machine calls the API server outside.
+api_address() { echo "10.0.2.100:$(sed -n 's|^ *server: .*:||p' "$CONTROL_PLANES/$MACHINE/admin.kubeconfig")"; }
+
 # As the README says, on a node without a plugin.
 the_chart_installs_upgrades_and_removes() {
     inside remove_plugin
+    inside to_usual_places "$(api_address)"
     # A run before may have left one.
     "$HERE/node.sh" stop "$MACHINE" scheduler 2>/dev/null || true
     "$HERE/node.sh" start "$MACHINE" scheduler
@@ -260,10 +279,12 @@ main() {
     say "instants are drawn from seed $SEED"
     local name
     for name in "${WANTED[@]}"; do
-        [[ $name == "$CHART" ]] || check "$name"
+        [[ $name == @("$PACKAGE"|"$CHART") ]] || check "$name"
     done
     play_scenarios
-    ! plays_chart || check $CHART
+    for name in $PACKAGE $CHART; do
+        ! plays "$name" || check "$name"
+    done
     echo "$PASSED passed, $FAILED failed, $SKIPPED skipped"
     ((FAILED == 0))
 }

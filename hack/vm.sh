@@ -173,7 +173,7 @@ make_payload() {
         cp -r --no-clobber "$file" "$root/cache/bin/"
     done
     cp -r "$(images_dir)" "$(protos_dir)" "$root/cache/"
-    cp -r "$HERE/.."/{hack,deploy,tests} "$root/repo/"
+    cp -r "$HERE/.."/{hack,deploy,tests,docs,README.md} "$root/repo/"
     # For who installs the chart, and for the scenarios of groups.
     for file in "$(helm_bin)" "$(jobset_bin)"; do
         [[ ! -d $file ]] || cp -r "$file" "$root/cache/bin/"
