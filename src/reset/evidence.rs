@@ -105,15 +105,22 @@ impl Evidence {
     }
 }
 
-/// Containers whose last attempts may have said why they ended, and the runtime's names for those, newest first: one of them
-/// may be gone by now. The container that matters most comes first.
+/// Containers whose last attempts may have said why they ended, and the runtime's names for those, newest first, behind which
+/// comes one that ran when the status was written: those that had ended may be gone by now, and then it has ended as well. The
+/// container that matters most comes first.
 pub(super) fn attempts(pod: &Pod, first: &str) -> Vec<(String, Vec<ContainerId>)> {
     let ended = |status: &ContainerStatus| {
-        let ids = exits(status).filter_map(|exit| container_id(exit.container_id.as_deref()?));
-        (status.name.clone(), ids.collect::<Vec<_>>())
+        let ended = exits(status).filter_map(|exit| container_id(exit.container_id.as_deref()?));
+        let mut ids: Vec<_> = ended.collect();
+        if ids.is_empty() {
+            return None;
+        }
+        let ran = status.container_id.as_deref().and_then(container_id);
+        ids.extend(ran.filter(|id| !ids.contains(id)));
+        Some((status.name.clone(), ids))
     };
-    let mut found: Vec<_> = pod.status.iter().flat_map(statuses).map(ended).collect();
-    found.retain(|(_, ids)| !ids.is_empty());
+    let statuses = pod.status.iter().flat_map(statuses);
+    let mut found: Vec<_> = statuses.filter_map(ended).collect();
     found.sort_by_key(|(name, _)| name != first);
     found.truncate(LOGS);
     found
@@ -238,20 +245,20 @@ mod tests {
     #[test]
     fn the_container_that_matters_comes_first_and_what_has_not_ended_said_nothing() {
         let exit = |id: &str| json!({"terminated": {"exitCode": 1, "containerID": id}});
-        let status = |name: &str, last: Value| {
+        let status = |name: &str, id: &str, last: Value| {
             json!({
-                "name": name, "lastState": last, "image": "", "imageID": "", "ready": false, "restartCount": 1,
+                "name": name, "containerID": id, "lastState": last, "image": "", "imageID": "", "ready": false, "restartCount": 1,
             })
         };
         let pod: Pod =
             serde_json::from_value(json!({"metadata": {}, "status": {"containerStatuses": [
-                status("a", exit("containerd://1")),
-                status("b", json!({})),
-                status("c", exit("containerd://3")),
+                status("a", "containerd://1", exit("containerd://1")),
+                status("b", "containerd://2", json!({})),
+                status("c", "containerd://4", exit("containerd://3")),
             ]}}))
             .unwrap();
         let expected = [
-            ("c".to_owned(), vec!["3".into()]),
+            ("c".to_owned(), vec!["3".into(), "4".into()]),
             ("a".to_owned(), vec!["1".into()]),
         ];
         assert_eq!(attempts(&pod, "c"), expected);
