@@ -18,9 +18,9 @@ for part in lib build process; do
 done
 
 readonly NAMESPACE=kube-system NEXT=localhost/reprise:next
+is_slow() { ((${REPRISE_PATIENCE:-1} > 1)); }
 # Pods that restart while the plugin is replaced, and how often each does in all. None on a slow machine: exits can be held for
 # 8 s, and there the next plugin takes almost as long to begin.
-is_slow() { ((${REPRISE_PATIENCE:-1} > 1)); }
 PODS=$(is_slow && echo 0 || echo 4)
 readonly PODS RESTARTS=12
 # Seconds for anything that is waited for: much more than it takes on a busy machine.
@@ -33,6 +33,7 @@ On a node of its own, or that of REPRISE_NODE_ENV=FILE. REPRISE_PATIENCE=N: wait
 END
 }
 
+# Whether everything on the node is where releases have it.
 is_usual() { [[ $NRI_SOCKET == /var/run/nri/nri.sock ]]; }
 
 # Where things are on the node.
