@@ -8,10 +8,9 @@ use futures::future::try_join_all;
 
 use crate::evidence::Deed;
 use crate::pod::LivePod;
-use crate::recorder::Snapshot;
 use crate::restarted::Before;
 use crate::scenario::{Scenario, Skipped, scenarios, taking_long, telling_nodes_apart};
-use crate::shape::{Kind, Shape};
+use crate::shape::Shape;
 use crate::slow::SlowRuntime;
 use crate::stage::Stage;
 use crate::wait::PATIENCE;
@@ -106,7 +105,7 @@ async fn restart_at_once(stage: Stage, shape: Shape) -> Result<Vec<Arc<LivePod>>
     let began = SystemTime::now();
     try_join_all(pods.iter().map(|pod| pod.exit("trainer", 42))).await?;
     let restarts = pods.iter().zip(&before);
-    try_join_all(restarts.map(|(pod, before)| has_restarted(pod, before))).await?;
+    try_join_all(restarts.map(|(pod, before)| pod.has_restarted_or_begun_anew(before))).await?;
     let began = began.duration_since(SystemTime::UNIX_EPOCH)?;
     let mut took = Vec::new();
     for pod in &pods {
@@ -126,54 +125,6 @@ async fn restart_at_once(stage: Stage, shape: Shape) -> Result<Vec<Arc<LivePod>>
         took[MANY - 1].as_secs_f64()
     );
     Ok(pods)
-}
-
-/// One whose replay was not through in time begins anew for the kubelet: its init containers may run twice.
-async fn has_restarted(pod: &LivePod, before: &Before) -> Result<()> {
-    if pod.shape.of_kind(Kind::Init).next().is_some() {
-        pod.has_recovered(before).await?;
-        if pod.restart_ended("it took too long").is_ok() {
-            return is_counted(pod, before).await;
-        }
-    }
-    pod.has_restarted(before).await
-}
-
-/// No container has run more often than that, nor is counted more often, and each run of an init container came to its end.
-async fn is_counted(pod: &LivePod, before: &Before) -> Result<()> {
-    let after = pod.evidence_since(before)?;
-    let deeds = |container: &str| -> Vec<&Deed> {
-        let entries = after.iter().filter(|it| it.container == container);
-        entries.map(|it| &it.deed).collect()
-    };
-    for init in pod.shape.of_kind(Kind::Init) {
-        let deeds = deeds(init.name);
-        let mut runs = deeds.chunks(2);
-        ensure!(
-            (2..=4).contains(&deeds.len()) && runs.all(|run| run == [&Deed::Began, &Deed::Ended]),
-            "{} did {deeds:?}",
-            init.name
-        );
-    }
-    for lasting in pod.shape.lasting() {
-        let deeds = deeds(lasting.name);
-        let begun = deeds.iter().filter(|&&deed| *deed == Deed::Began).count();
-        ensure!((1..=2).contains(&begun), "{} did {deeds:?}", lasting.name);
-    }
-    let old = &before.snapshot.containers;
-    let miscounted = |now: &Snapshot| {
-        let mut containers = now.containers.iter();
-        let found = containers.find(|(name, it)| {
-            let more = it.restarts - old[*name].restarts;
-            !(1..=2).contains(&more)
-        });
-        found.map(|(name, it)| format!("restartCount of {name} is {}", it.restarts))
-    };
-    let counted = pod
-        .recorder
-        .until_alive("all restarts are counted", PATIENCE, miscounted);
-    counted.await?;
-    Ok(())
 }
 
 fn time_of_exit(pod: &LivePod) -> Result<Duration> {
