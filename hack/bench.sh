@@ -18,15 +18,6 @@ ARG...                        for the runner, see cargo bench --bench speed -- -
 END
 }
 
-# The executable of one target, as cargo names it.
-built() { # TARGET KIND CARGO_ARGS...
-    local target=$1 kind=$2
-    shift 2
-    cargo "$@" --message-format=json-render-diagnostics |
-        jq -r --arg target "$target" --arg kind "$kind" 'select(.executable != null
-            and .target.name == $target and (.target.kind | index($kind))) | .executable'
-}
-
 # shellcheck disable=SC2317 # called by a trap
 take_down() {
     [[ ! -d ${REPRISE_NODES:-/tmp/reprise-nodes}/$NODE ]] || "$HERE/node.sh" down "$NODE" >&2
@@ -47,11 +38,13 @@ interrupted() {
 
 main() {
     cd "$HERE/.."
-    # The runner is built for tests: cargo would give it a plugin with the tests' features otherwise.
-    local runner
+    local runner arch
+    arch=$(dpkg --print-architecture)
     say "building the plugin as it is shipped, and the runner" >&2
-    REPRISE_BIN=$(built reprise bin build --release --bin reprise)
-    runner=$(built speed bench test --bench speed --no-run)
+    "$HERE/image.sh" --arch "$arch" >&2
+    REPRISE_BIN=$PWD/target/image-$arch/$arch/reprise
+    runner=$(cargo test --bench speed --no-run --message-format=json-render-diagnostics |
+        jq -r 'select(.executable != null and .target.name == "speed") | .executable')
     export REPRISE_BIN
 
     local versions=(--k8s "${K8S:-$DEFAULT_K8S}" --containerd "${CONTAINERD:-$DEFAULT_CONTAINERD}")
