@@ -87,11 +87,16 @@ impl Holder {
 
     /// What conmon does when this container has exited. The receiver hears when it has told of it.
     fn exit(&self, id: &str, code: i32) -> Receiver<()> {
+        self.exit_by(&format!("{id}.A1b2C3"), id, code)
+    }
+
+    /// The same by a file that has that name before.
+    fn exit_by(&self, temporary: &str, id: &str, code: i32) -> Receiver<()> {
         fs::write(self.dir.path().join("exit"), code.to_string()).unwrap();
         let exits = self.dir.path().join("exits");
         let mut conmon = Command::new("/bin/sh");
         conmon.args(["-c", ": >\"$0\" && mv \"$0\" \"$1\""]);
-        conmon.args([exits.join(format!("{id}.A1b2C3")), exits.join(id)]);
+        conmon.args([exits.join(temporary), exits.join(id)]);
         conmon.arg("--persist-dir").arg(self.dir.path());
         let (done, told) = channel();
         thread::spawn(move || {
@@ -132,6 +137,21 @@ impl Drop for Holder {
 
 fn waits(told: &Receiver<()>) -> bool {
     told.recv_timeout(NOT_YET) == Err(RecvTimeoutError::Timeout)
+}
+
+#[test]
+fn an_exit_of_which_conmon_3_tells_waits_as_well() {
+    let Some(mut holder) = Holder::ready() else {
+        return;
+    };
+    let (asked, release) = holder.plugin();
+    holder.hold("c1");
+    let told = holder.exit_by(".c1.4711.tmp", "c1", 42);
+    let question = asked.recv_timeout(SOON).unwrap();
+    assert!(question.starts_with("c1 "), "{question}");
+    assert!(waits(&told));
+    release.send(()).unwrap();
+    told.recv_timeout(SOON).unwrap();
 }
 
 #[test]

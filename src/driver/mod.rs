@@ -186,7 +186,8 @@ impl Drop for Waiting {
 struct State {
     pod: Pod,
     hooks: Hooks,
-    waiting: HashMap<ContainerId, Waiting>,
+    /// Whoever asks about an exit, more than one at times, until it may be seen.
+    waiting: HashMap<ContainerId, Vec<Waiting>>,
     kills: HashMap<ContainerId, Kill>,
     /// Containers that are being removed: once is enough.
     sweeping: HashSet<ContainerId>,
@@ -322,7 +323,7 @@ impl Driver {
     pub(crate) fn holds(&self) -> bool {
         let state = self.lock();
         // A hook gives up by itself.
-        let mut waiting = state.waiting.values();
+        let mut waiting = state.waiting.values().flatten();
         state.pod.wants(Task::Holds) || waiting.any(|it| !it.hook.is_closed())
     }
 
@@ -452,7 +453,9 @@ impl Driver {
                 since: now.at.checked_sub(request.waited).unwrap_or(now.at),
                 metrics: Arc::clone(&self.tools.metrics),
             };
-            state.waiting.insert(id.clone(), waiting);
+            let all = state.waiting.entry(id.clone()).or_default();
+            all.retain(|it| !it.hook.is_closed());
+            all.push(waiting);
             HoldDecision::Wait(released)
         })
     }

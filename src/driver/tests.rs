@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
+use tokio::sync::oneshot::error::TryRecvError;
 
 use super::perform::story;
 use super::testing::tools;
@@ -363,6 +364,21 @@ async fn a_hold_whose_hook_has_given_up_keeps_nobody_waiting() {
     assert!(driver.holds());
     drop(hook);
     assert!(!driver.holds());
+}
+
+#[tokio::test]
+async fn whoever_asks_about_an_exit_lets_nobody_go_who_has_asked_before() {
+    let place = Place::new();
+    let driver = place.driver().await;
+    driver.created("a-0".into(), Instance::running("a"));
+    let [HoldDecision::Wait(mut first), HoldDecision::Wait(second)] =
+        [ask(&driver, "a-0"), ask(&driver, "a-0")]
+    else {
+        panic!("it is not held")
+    };
+    assert!(matches!(first.try_recv(), Err(TryRecvError::Empty)));
+    driver.deleted();
+    assert!(first.await.is_err() && second.await.is_err());
 }
 
 /// What is decided is written down before it is done; how long an exit is held is none of the disk's business.

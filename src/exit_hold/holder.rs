@@ -1,7 +1,8 @@
 //! The holder: asks about exits where the runtime runs no hook before they are seen.
 //!
 //! CRI-O hears of an exit by a file in a directory of its own, which the container's conmon puts there: it writes
-//! `<container id>.XXXXXX` and renames it (`do_main` in `conmon.c` 2.1, `g_file_set_contents`). The holder has the kernel ask
+//! `<container id>.XXXXXX` and renames it (`do_main` in `conmon.c` 2.1, `g_file_set_contents`), or from version 3 on
+//! `.<container id>.PID.tmp` (`write_file_atomic`, `src/exit.rs`). The holder has the kernel ask
 //! before such a file is opened (fanotify(7), `FAN_OPEN_PERM`), and asks the plugin in its turn, as a hook does. What the
 //! container exited with is on the disk by then.
 //!
@@ -378,7 +379,7 @@ fn is_sys_admin() -> bool {
 
 /// CRI-O sees a name come and go that is no container's.
 fn canary(exits: &Path) -> io::Result<File> {
-    let path = exits.join(format!(".reprise-{}", process::id()));
+    let path = exits.join(format!("reprise-{}", process::id()));
     let made = File::create_new(&path);
     let removed = fs::remove_file(&path);
     made.and_then(|file| removed.map(|()| file))
@@ -387,7 +388,8 @@ fn canary(exits: &Path) -> io::Result<File> {
 /// Whose exit the file tells of, if it is one that is yet to be renamed.
 fn container(file: BorrowedFd<'_>) -> Option<String> {
     let path = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
-    let (id, _) = path.file_name()?.to_str()?.split_once('.')?;
+    let name = path.file_name()?.to_str()?;
+    let (id, _) = name.strip_prefix('.').unwrap_or(name).split_once('.')?;
     Some(id.to_owned())
 }
 

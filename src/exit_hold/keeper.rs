@@ -125,23 +125,23 @@ async fn keep(
     loop {
         // One that has worked for a while is followed by the next at once.
         let retry = Instant::now() + RETRY_INTERVAL;
-        let error = match Holder::start(&args).await {
+        let (error, ended) = match Holder::start(&args).await {
             Ok(mut holder) => {
                 tracing::info!(dir = %args.exits.display(), "exits are held");
                 said.clear();
                 is_up(true);
                 match holder.follow(&mut known, &mut told).await {
                     Ok(()) => return,
-                    Err(error) => {
-                        // What it holds is let go with it.
-                        let _ = holder.process.kill().await;
-                        error
-                    }
+                    Err(error) => (error, Some(holder)),
                 }
             }
-            Err(error) => error,
+            Err(error) => (error, None),
         };
         is_up(false);
+        if let Some(mut holder) = ended {
+            // What it holds is let go with it, unless a disk keeps it from ending.
+            let _ = timeout(PONG_LIMIT, holder.process.kill()).await;
+        }
         let why = error.to_string();
         if said != why {
             tracing::warn!(%error, "exits are not held, trying until they can be: pods with restartPolicy Never may fail before they are restarted");

@@ -8,8 +8,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use rustix::net::RecvFlags;
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixSocket, UnixStream};
+use tokio::select;
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
@@ -105,7 +107,7 @@ impl Server {
         F: Fn(HoldRequest) -> HoldDecision + Send + Sync + 'static,
     {
         let decide = Arc::new(decide);
-        tokio::select! {
+        select! {
             () = self.accept(decide) => {}
             () = self.is_lost() => {}
         }
@@ -167,13 +169,32 @@ async fn converse(
     let Some(request) = parse(&line) else {
         return write.write_all(GO.as_bytes()).await;
     };
+    // A hook that was not answered in time asks once more, and what it knows by then is newer.
+    let stream: &UnixStream = lines.get_ref().get_ref().as_ref();
+    if has_gone(stream) {
+        return Ok(());
+    }
     let left = LIMIT.saturating_sub(request.waited);
     if let HoldDecision::Wait(released) = decide(request) {
         write.write_all(WAIT.as_bytes()).await?;
         // Both ways of ending mean the same: a dropped sender is a pod that nobody restarts any more.
-        let _ = timeout(left, released).await;
+        select! {
+            _ = timeout(left, released) => {}
+            () = ends(&mut lines) => return Ok(()),
+        }
     }
     write.write_all(GO.as_bytes()).await
+}
+
+/// The runtime may not have heard of it yet.
+fn has_gone(stream: &UnixStream) -> bool {
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    rustix::net::recv(stream, &mut [0; 1][..], flags).is_ok_and(|(read, _)| read == 0)
+}
+
+/// Waits until whoever asks has gone, or says more than it should.
+async fn ends(lines: &mut (impl AsyncBufRead + Unpin)) {
+    let _ = lines.fill_buf().await;
 }
 
 fn parse(line: &str) -> Option<HoldRequest> {
@@ -259,6 +280,31 @@ mod tests {
         assert!(!hook.is_finished());
         taken.lock().unwrap().take();
         hook.await.unwrap();
+    }
+
+    /// As after the plugin has been stopped for a while: of what has come meanwhile the last may be heard first.
+    #[tokio::test]
+    async fn a_hook_that_has_gone_is_not_asked_about_and_ends_its_hold() {
+        let (_dir, args) = place();
+        let server = Server::bind(&args.socket).unwrap();
+        let gone = || {
+            let mut stream = std::os::unix::net::UnixStream::connect(&args.socket).unwrap();
+            std::io::Write::write_all(&mut stream, b"c1 0\n").unwrap();
+            stream
+        };
+        drop(gone());
+        let (asked, mut requests) = tokio::sync::mpsc::unbounded_channel();
+        tokio::spawn(server.serve(move |_| {
+            let (release, released) = oneshot::channel();
+            asked.send(release).unwrap();
+            HoldDecision::Wait(released)
+        }));
+        let hook = gone();
+        let mut release = requests.recv().await.unwrap();
+        assert!(!release.is_closed());
+        drop(hook);
+        timeout(INTRODUCTION_LIMIT, release.closed()).await.unwrap();
+        assert!(requests.try_recv().is_err(), "two were asked about");
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -66,7 +66,7 @@ impl Waited {
 
     /// It waits. Hooks are told of it as soon as it hears of exits.
     pub(super) fn goes_on(&mut self, config: &Config) {
-        if !self.follows() {
+        if !self.follows() && !self.hears.load(Ordering::Relaxed) {
             let (exits, known) = oneshot::channel();
             self.exits = Some(exits);
             let (endpoints, hears) = (config.cri_endpoints.clone(), Arc::clone(&self.hears));

@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
 
 use futures::future::join;
 use nri::api::{
@@ -11,7 +10,6 @@ use nri::api::{
 };
 use nri::{EventMask, Plugin, Refusal, RuntimeInfo};
 use tokio::sync::{Notify, oneshot};
-use tokio::time::{sleep, timeout};
 
 use super::registry::{Registry, Sighting};
 use crate::cri::CONTAINER_NAME;
@@ -27,11 +25,6 @@ use crate::restart::pod::Gate;
 
 /// The runtime ends a hook that takes longer (OCI runtime-spec, "POSIX-platform Hooks", `timeout`, seconds).
 const HOOK_TIMEOUT_SECONDS: i64 = 10;
-
-/// For how long pods that restart one after another keep this plugin from NRI.
-const HOLDS_LIMIT: Duration = Duration::from_secs(30);
-/// Between two looks at what is still held.
-const RELEASE_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Reprise as an NRI plugin. Until [`Self::begin`] it objects to nothing: a plugin that the runtime launches must
 /// register before it knows its configuration, and before the runtime answers anybody.
@@ -230,12 +223,7 @@ impl Plugin for Reprise {
             return;
         };
         registry.until_stops_are_over().await;
-        let released = async {
-            while registry.holds() {
-                sleep(RELEASE_INTERVAL).await;
-            }
-        };
-        if timeout(HOLDS_LIMIT, released).await.is_err() {
+        if registry.until_released().await.is_err() {
             tracing::warn!("exits are held all the time: connecting to NRI all the same");
         }
     }

@@ -5,6 +5,7 @@ use std::pin::pin;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use tokio::time::error::Elapsed;
 use tokio::time::{sleep, timeout};
 
 use super::stops::{Patience, Stop};
@@ -14,7 +15,7 @@ use crate::clock;
 use crate::cri::{self, ContainerSummary, SandboxSummary};
 use crate::driver::{Charge, Driver, Tools};
 use crate::exit_hold::hook::HookArgs;
-use crate::exit_hold::{HoldDecision, HoldRequest};
+use crate::exit_hold::{Hold, HoldDecision, HoldRequest};
 use crate::ids::{ContainerId, ExitCode, PodIdentity, PodKey, PodUid, SandboxId};
 use crate::kube::{KubeletFeatures, PodChange, PodSpec, Pods};
 use crate::node::{self, Instance, InstanceState, Maker};
@@ -24,6 +25,10 @@ use crate::text;
 
 /// How long the API server may take to tell of the node's pods, where something depends on it.
 const API_LIMIT: Duration = Duration::from_secs(2);
+/// How long it is waited for that no exit is held, on a node where one pod or another restarts all the time, and between two
+/// looks.
+const HOLDS_LIMIT: Duration = Duration::from_secs(30);
+const RELEASE_INTERVAL: Duration = Duration::from_millis(10);
 /// How long a plugin that was asked to end waits for kills of what the kubelet would start again without it, and between two
 /// looks.
 const HIDDEN_LIMIT: Duration = Duration::from_secs(2);
@@ -206,9 +211,15 @@ impl Registry {
         }
     }
 
-    /// Whether any pod's exits are held.
-    pub fn holds(&self) -> bool {
-        self.read(|entries| entries.by_sandbox.values().any(|driver| driver.holds()))
+    /// Waits until no pod's exits are held, but not for long: others may come.
+    pub async fn until_released(&self) -> Result<(), Elapsed> {
+        let holds = |entries: &Entries| entries.by_sandbox.values().any(|driver| driver.holds());
+        let released = async {
+            while self.read(holds) {
+                sleep(RELEASE_INTERVAL).await;
+            }
+        };
+        timeout(HOLDS_LIMIT, released).await
     }
 
     /// Whether a pod restarts.
@@ -235,6 +246,10 @@ impl Registry {
 
     /// Waits until what is being stopped and started has been. Nothing is started from then on: this process is about to end.
     pub async fn end_starts(&self) {
+        // In a container, and in most systemd units, what holds them ends with this process, and no successor can go on.
+        if matches!(self.tools.hold, Hold::Holder(_)) && self.until_released().await.is_err() {
+            tracing::warn!("ending although exits are held: the kubelet sees them");
+        }
         // For a moment that is all but always shorter: others come, and nobody is to be kept from restarting for long.
         let hidden = async {
             while self.drivers().iter().any(|driver| driver.hides()) {
