@@ -8,7 +8,7 @@ HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly HERE
 readonly DOC=$HERE/../docs/conformance.md
 readonly KUBELET=$HERE/../docs/kubelet.md
-readonly PLAYED=$HERE/../docs/played.md
+readonly PLAYED=$HERE/../docs/played.md COMPATIBILITY=$HERE/../docs/compatibility.md
 
 usage() {
     cat <<END
@@ -24,7 +24,13 @@ named() { # FILE
 }
 
 check() {
-    local wrong
+    local wrong names all
+    names=$(cat)
+    all=$(grep -c ' (' <<<"$names")
+    grep -q "^Of $all scenarios," "$COMPATIBILITY" || {
+        echo "there are $all scenarios, and docs/compatibility.md says otherwise" >&2
+        return 1
+    }
     wrong=$(awk '
         FNR == 1 { file++ }
         file < 3 {
@@ -48,7 +54,7 @@ check() {
                 split(key, part, SUBSEP)
                 if (!(key in exists)) print part[2] " is in docs/, and there is no such scenario"
             }
-        }' <(named "$DOC") <(named "$KUBELET") - | sort -u)
+        }' <(named "$DOC") <(named "$KUBELET") - <<<"$names" | sort -u)
     [[ -z $wrong ]] || {
         echo "$wrong" >&2
         return 1
