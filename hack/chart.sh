@@ -107,7 +107,8 @@ check_values() {
         'admission.actions={}' 'admission.actions={Forbid}' 'admission.actions={Deny,Warn}' 'admission.namespaces={Upper}' namespace=-x \
         resources.requests.cpu=1 resources.memory=lots 'tolerations[0].effect=Never' mountPropagation=Bidirectional \
         podPriorityClassNodeCritical=often cleanup.timeoutSeconds=0 securityContext.privileged=true \
-        affinity.nodes=x nodeSelector.x=1 metrics.address=localhost metrics.port=0 metrics.alerts=true; do
+        affinity.nodes=x nodeSelector.x=1 metrics.address=localhost metrics.port=80 metrics.alerts=true \
+        hardReset.terms.windowSeconds=72001; do
         if render --set "$bad" >/dev/null 2>"$WORK/error"; then
             die "the chart takes $bad"
         fi
@@ -191,9 +192,14 @@ check_admission() {
 
     # What was there before stays changeable, but not for the worse.
     kubectl -n reprise-check-labelled label pod old touched=yes >/dev/null || die "a pod cannot be changed that was there before"
-    kubectl -n reprise-check-labelled annotate pod old --overwrite 'restart-rules.reprise.dev=[{' 2>"$WORK/error" >/dev/null &&
-        die "an update to a bad annotation is accepted"
-    grep -q 'restart-rules.reprise.dev: malformed' "$WORK/error" || die "$(cat "$WORK/error")"
+    local subresource
+    for subresource in '' --subresource=status; do
+        # shellcheck disable=SC2086 # none, or one
+        kubectl -n reprise-check-labelled patch pod old $subresource --type merge \
+            --patch '{"metadata": {"annotations": {"restart-rules.reprise.dev": "[{"}}}' 2>"$WORK/error" >/dev/null &&
+            die "an update to a bad annotation is accepted ($subresource)"
+        grep -q 'restart-rules.reprise.dev: malformed' "$WORK/error" || die "$(cat "$WORK/error")"
+    done
     check_mirror "$cases"
     check_own_node
     echo "admission: $(jq '[.[] | select(.refused == null)] | length' "$cases") pods accepted," \

@@ -49,7 +49,8 @@ choose_places() {
 # The command in a document that begins so, with an image that is on the node already.
 documented() { # FILE BEGINNING
     local command
-    command=$(sed 's|registry\.example\.com/reprise|localhost/reprise|' "$HERE/../$1" | grep -m 1 "^$2 ")
+    command=$(sed -e 's|registry\.example\.com/reprise|localhost/reprise|' -e "s|image\.tag=NEW|image.tag=${NEXT##*:}|" \
+        "$HERE/../$1" | grep -m 1 "^$2 ")
     say "$command"
     (cd "$HERE/.." && KUBECONFIG=$KUBECONFIG PATH=$(helm_bin):$PATH bash -c "$command" >/dev/null)
 }
@@ -190,7 +191,7 @@ install_chart() {
 # What was added to the DaemonSet is not to be taken away again.
 replace_image() {
     if is_usual; then
-        helm upgrade reprise "$HERE/../deploy/chart" --reuse-values --set "image.tag=${NEXT##*:}" >/dev/null
+        documented docs/upgrade.md "helm upgrade"
     else
         kube -n $NAMESPACE set image daemonset/reprise "reprise=$NEXT" >/dev/null
     fi

@@ -54,7 +54,7 @@ parse_options() {
             ;;
         --only-scenarios) UNIT=no ;;
         --seed) SEED=${2:?--seed needs a number} && shift ;;
-        --results) RESULTS=$(realpath "${2:?--results needs a directory}") && shift ;;
+        --results) mkdir -p "${2:?--results needs a directory}" && RESULTS=$(realpath "$2") && shift ;;
         --parts) PARTS=${2:?--parts needs a number} && shift ;;
         --at-once) AT_ONCE=${2:?--at-once needs a number} && shift ;;
         --)

@@ -26,6 +26,9 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{/* The config file. */}}
 {{- define "reprise.config" -}}
 {{- $config := deepCopy .Values.config -}}
+{{- if gt (int64 (dig "back-off" 10 $config)) (int64 (dig "back-off-max" 300 $config)) -}}
+{{- fail "config: back-off is longer than back-off-max" -}}
+{{- end -}}
 {{- if and .Values.hardReset.enabled .Values.hardReset.terms -}}
 {{- $_ := set $config "hardReset" .Values.hardReset.terms -}}
 {{- end -}}
@@ -40,7 +43,8 @@ matchConstraints:
   resourceRules:
     - apiGroups: [""]
       apiVersions: [v1]
-      resources: [pods]
+      # What is written to the status may change labels and annotations as well.
+      resources: [pods, pods/status]
       operations: [CREATE, UPDATE]
 matchConditions:
   - name: is-no-kubelet
