@@ -88,6 +88,11 @@ impl Keeper {
         *self.holds.borrow() == Some(true)
     }
 
+    /// Waits until exits are held that were not, or are not any more. Returns whether that may happen again.
+    pub async fn changed(&mut self) -> bool {
+        self.holds.changed().await.is_ok()
+    }
+
     /// The exit of this container may be held from now on.
     pub fn hold(&self, id: ContainerId, marker: PathBuf) {
         // The task ends with the last sender.

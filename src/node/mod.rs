@@ -171,7 +171,8 @@ impl Instances {
                 known.heard_at = known.heard_at.min(instance.heard_at);
                 known.started_at = known.started_at.or(instance.started_at);
                 known.listed |= instance.listed;
-                known.hooked = known.hooked.or(instance.hooked);
+                // What holds exits for all containers may end, and be there again.
+                known.hooked = instance.hooked.or(known.hooked);
                 news
             }
         }

@@ -216,6 +216,9 @@ async fn work(
         turns: Turns::of(cores()),
     });
     let missed = Arc::new(Notify::new());
+    if let Hold::Holder(keeper) = &tools.hold {
+        tokio::spawn(follow_holds(keeper.clone(), Arc::clone(&missed)));
+    }
     let declaration = client.clone().map(|client| {
         let declaration = Declaration::new(client, node, config.declare_features);
         Arc::new(declaration)
@@ -450,6 +453,13 @@ fn stub(
             .index(config.nri_index.as_str())
             .socket(config.nri_socket.clone())
             .build(),
+    }
+}
+
+/// Whether the exit of a container can be held is asked anew for each that the runtime lists.
+async fn follow_holds(mut keeper: Keeper, missed: Arc<Notify>) {
+    while keeper.changed().await {
+        missed.notify_one();
     }
 }
 

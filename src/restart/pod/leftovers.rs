@@ -24,9 +24,14 @@ impl Pod {
             self.removed(&id, now);
         }
         let mut news = Vec::new();
+        let mut shown = Vec::new();
         for (id, instance) in found {
             let (name, order, state) = (instance.name.clone(), instance.order(), instance.state);
             let placeholder = instance.is_placeholder();
+            // Whoever held it is gone, or the runtime has looked for itself, as CRI-O does when it starts.
+            if matches!(state, InstanceState::Ended(_)) && self.holds.remove(&id).is_some() {
+                shown.push(id.clone());
+            }
             // A list may be older than what was heard meanwhile.
             if self.instances.insert(id.clone(), instance) && !placeholder {
                 news.push((id, name, order, state));
@@ -51,6 +56,9 @@ impl Pod {
                         self.feed(Event::Exited(id), now);
                     }
                 }
+            }
+            for id in shown {
+                self.feed(Event::Exited(id), now);
             }
             self.sweep_unknown(now.at);
             // It may have waited for the list.

@@ -449,6 +449,25 @@ fn an_attempt_of_which_the_runtime_never_told_is_removed_when_a_list_has_it() {
     assert!(commands.iter().any(removes), "{commands:?}");
 }
 
+#[test]
+fn what_a_list_shows_as_exited_is_not_held_any_more() {
+    let (mut pod, now) = (with_own_policy("Never", "Always"), moment());
+    let a = ContainerId::from("a-0");
+    pod.created(a.clone(), Instance::running("a"));
+    assert!(pod.decide_hold(&a, Duration::ZERO, &now));
+    pod.ended(&a, Some(ExitCode(1)), &now);
+    assert!(pod.is_held(&a) && pod.plan().is_some());
+    let listed = |state| {
+        let instance = Instance::running("a");
+        vec![(a.clone(), Instance { state, ..instance })]
+    };
+    pod.relisted(listed(InstanceState::Running), now.at, None, false, &now);
+    assert!(pod.is_held(&a));
+    let exited = InstanceState::Ended(Some(ExitCode(1)));
+    pod.relisted(listed(exited), now.at, None, false, &now);
+    assert!(!pod.is_held(&a));
+}
+
 /// As [`with_rules`], with a rule for the lack of memory.
 fn with_oom_rule() -> Pod {
     let (mut pod, now) = (with_rules(Start::Auto), moment());
