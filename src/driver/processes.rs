@@ -59,7 +59,8 @@ impl Driver {
     /// Ends a placeholder that is to be removed. CRI-O shows it as exited from its end on, of which it is told only when it has
     /// removed it: what it does by itself after an end takes longer than that.
     pub(super) async fn end_unseen(&self, id: &ContainerId) {
-        let placeholder = self.instance(id).is_some_and(|it| it.is_placeholder());
+        // What is swept is not known any more.
+        let placeholder = self.instance(id).is_none_or(|it| it.is_placeholder());
         if let Some(keeper) = self.tools.hold.keeper()
             && placeholder
         {

@@ -224,7 +224,11 @@ impl Driver {
             if let Some(spec) = spec.clone() {
                 self.run_post_start(&last.id, last.name, spec).await;
             }
-            self.feed(Event::Hooked(last.name.clone()));
+            // Another restart may have ended it meanwhile, and has a hook of its own to wait for.
+            let same = |it: &Plan| it.id == plan.id;
+            if self.lock().pod.plan().is_some_and(same) {
+                self.feed(Event::Hooked(last.name.clone()));
+            }
         }
     }
 

@@ -100,7 +100,7 @@ pub struct Plan {
     pub way: Way,
     /// The container whose refused creation proves that the kubelet has recorded the shields.
     pub guard: ContainerName,
-    /// The containers, in start order. Under action `Restart` the trigger alone.
+    /// The containers, in start order. Under action `Restart` the trigger, and what another restart like it was to start.
     pub members: Vec<Member>,
     /// Whether kinds and order are the spec's; else they are guessed, and no order is kept.
     pub ordered: bool,
@@ -134,7 +134,7 @@ impl Plan {
     pub(crate) fn settle(mut self, keep_completed: bool, exited_initialises: bool) -> Self {
         let trigger = self.trigger.name.clone();
         if !self.is_whole_pod() {
-            self.members.retain(|member| member.name == trigger);
+            self.members.retain(|it| it.is_to_run);
             for member in &mut self.members {
                 // With one, the pod would count as stopped if every other container had ended (getPhase).
                 member.placeholders = 2;
@@ -405,6 +405,15 @@ pub(crate) mod tests {
         /// For a kubelet up to 1.36.
         pub(crate) fn settled(self) -> Self {
             self.settle(false, false)
+        }
+
+        /// The same of its trigger alone.
+        pub(crate) fn alone(mut self) -> Self {
+            self.action = Action::Restart;
+            for member in &mut self.members {
+                member.is_to_run = member.name == self.trigger.name;
+            }
+            self
         }
     }
 
@@ -766,8 +775,7 @@ pub(crate) mod tests {
     fn action_restart_is_left_to_a_kubelet_that_does_it_itself() {
         let shape: Shape<'_> = &[("s", Sidecar, RUNS), ("a", Regular, RUNS)];
         let restart = |policy, trigger, code| {
-            let mut draft = draft(Some(policy), shape, trigger, code);
-            draft.action = Action::Restart;
+            let draft = draft(Some(policy), shape, trigger, code).alone();
             let member = draft.member(&draft.trigger.name).unwrap();
             (!member.is_restarted_after(ExitCode(code))).then(|| draft.settled())
         };

@@ -718,7 +718,7 @@ impl LivePod {
     pub(crate) async fn restarts_alone(&self, container: &str, code: i32) -> Result<()> {
         let before = Before::of(self).await?;
         self.exit(container, code).await?;
-        self.has_restarted_alone(&before, container).await?;
+        self.have_restarted_alone(&before, &[container]).await?;
         // Where the kubelet does it by itself, there is nothing to tell.
         if let Some(decided) = self.decided(container, code)? {
             self.restart_is_told(container, code, &decided).await?;
@@ -727,16 +727,22 @@ impl LivePod {
             .await
     }
 
-    pub(crate) async fn has_restarted_alone(&self, before: &Before, container: &str) -> Result<()> {
+    pub(crate) async fn have_restarted_alone(
+        &self,
+        before: &Before,
+        containers: &[&str],
+    ) -> Result<()> {
         let wrong = |now: &Snapshot| {
-            let seen = now.containers.get(container)?;
-            if seen.restarts != before.restarts(container) + 1 {
-                return Some(format!("restartCount of {container} is {}", seen.restarts));
+            for name in containers {
+                let seen = now.containers.get(*name)?;
+                if seen.restarts != before.restarts(name) + 1 {
+                    return Some(format!("restartCount of {name} is {}", seen.restarts));
+                }
             }
             self.shape
                 .containers
                 .iter()
-                .filter(|other| other.name != container && before.had_run(other.name))
+                .filter(|other| !containers.contains(&other.name) && before.had_run(other.name))
                 .find(|other| {
                     let id = now.containers.get(other.name).map(|seen| seen.id.as_str());
                     id != before.seen_id(other.name)
@@ -744,7 +750,7 @@ impl LivePod {
                 .map(|other| format!("{} was touched", other.name))
         };
         self.recorder
-            .until_alive("one container runs again", PATIENCE, |now| {
+            .until_alive("they run again", PATIENCE, |now| {
                 self.not_running(now).or_else(|| wrong(now))
             })
             .await?;
@@ -762,7 +768,7 @@ impl LivePod {
                 .iter()
                 .filter(|entry| entry.container == it.name && entry.deed == Deed::Began);
             // An init container's exit comes before those after it have ever run.
-            let wanted = usize::from(it.name == container || !before.had_run(it.name));
+            let wanted = usize::from(containers.contains(&it.name) || !before.had_run(it.name));
             let runs = runs.count();
             ensure!(
                 runs == wanted,

@@ -166,6 +166,13 @@ impl Machine {
         self.of_old(id).is_some()
     }
 
+    /// Whether it has ended any other container than that, and what is left of it waits for its start.
+    pub(crate) fn has_ended_others(&self, name: &ContainerName) -> bool {
+        let mut others = self.progress.iter().filter(|it| it.member.name != *name);
+        let waits = |it: &Progress| it.old_has_ended() && !it.is_new();
+        self.phase != Phase::Over && others.any(waits)
+    }
+
     /// Whether that container ran before, and has yet to start again.
     pub(crate) fn is_to_run_again(&self, name: &ContainerName) -> bool {
         let ran = self.plan.member(name).is_some_and(|it| it.is_to_run);

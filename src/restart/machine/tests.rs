@@ -420,8 +420,7 @@ fn what_shields_a_container_that_starts_stays_until_no_relist_can_have_missed_th
 
 #[test]
 fn action_restart_concerns_one_container() {
-    let mut draft = draft(Some(RestartPolicy::Never), PLAIN, "a", 42);
-    draft.action = Action::Restart;
+    let draft = draft(Some(RestartPolicy::Never), PLAIN, "a", 42).alone();
     let mut world = World::begin(draft.settled());
     assert!(!world.log.contains(&Effect::Kill("b-0".into())));
     assert_eq!(world.admit_create("b"), Verdict::Admit);

@@ -87,8 +87,10 @@ impl Pod {
             return;
         }
         if !self.decided.insert(id.clone()) {
-            // Its hook came late: what it announces has been settled.
-            self.holds.remove(id);
+            // Its hook came late, or once more: what it announces has been settled, or is hidden.
+            if !self.is_replayed(id) {
+                self.holds.remove(id);
+            }
             return;
         }
         match self.asked(id) {
@@ -139,13 +141,28 @@ impl Pod {
             self.holds.remove(&trigger.container);
             return;
         }
+        let before = self.machine.as_ref();
+        let before = before.filter(|it| it.has_ended_others(&trigger.name));
+        let before = before.map(|it| it.plan().clone());
+        // Those would never start if one container alone were restarted in place of a restart that has ended them.
+        let whole = before.as_ref().filter(|plan| plan.is_whole_pod());
+        let action = match whole {
+            Some(plan) if !action.is_whole_pod() => plan.action,
+            _ => action,
+        };
         // What another restart has made and not started, nobody starts any more.
         self.sweep_unstarted();
         let held = self.holds.get(&trigger.container).copied();
         self.course = Some(Course::new(held.unwrap_or(now.at)));
         let wait = self.note_begin(trigger, action, now);
+        let left = before.filter(|plan| !plan.is_whole_pod() && !action.is_whole_pod());
+        let left = left.map_or(0, |plan| {
+            let waited = now.since(plan.decided_up_ms);
+            plan.back_off_ms.saturating_sub(millis(waited))
+        });
         let plan = Plan {
-            back_off_ms: millis(wait),
+            // Of those that start together, none starts before its time.
+            back_off_ms: millis(wait).max(left),
             ..self.draft(trigger.clone(), action, now)
         };
         let blocker = self.blocker(&plan);
@@ -186,7 +203,7 @@ impl Pod {
 
     /// What keeps the containers from being replayed.
     fn blocker(&self, plan: &Plan) -> Option<ReplayBlocker> {
-        let concerned = |it: &&Member| plan.is_whole_pod() || it.name == plan.trigger.name;
+        let concerned = |it: &&Member| plan.is_whole_pod() || it.is_to_run;
         let members: Vec<&Member> = plan.members.iter().filter(concerned).collect();
         let start = self.start();
         let at_once = start_at_once(members.iter().copied());
@@ -278,10 +295,12 @@ impl Pod {
         let ordered = shape.is_some();
         let mut members = shape.unwrap_or_else(|| self.guessed(&trigger.name));
         for member in &mut members {
-            // One that waits for its start in a restart which this one replaces.
-            let waits = machine.is_some_and(|it| it.is_to_run_again(&member.name));
+            // One that waits for its start in a restart which this one replaces; one container alone replaces none of the whole pod.
+            let before = machine.filter(|it| action.is_whole_pod() || !it.plan().is_whole_pod());
+            let waits = before.is_some_and(|it| it.is_to_run_again(&member.name));
             member.runs_unrecorded = member.was_running() && self.completed.contains(&member.name);
-            member.is_to_run = member.was_running() || waits || member.name == trigger.name;
+            let ends = action.is_whole_pod() && member.was_running();
+            member.is_to_run = ends || waits || member.name == trigger.name;
         }
         Plan {
             id: RestartId(format!(

@@ -208,6 +208,62 @@ fn spec(restart_policy: &str, annotations: &serde_json::Value) -> Arc<PodSpec> {
     Arc::new(spec.unwrap())
 }
 
+/// With a rule that restarts one container at 42, and one that restarts all at 43.
+fn with_three() -> (Pod, Moment) {
+    let (mut pod, now) = (pod(Start::Kubelet), moment());
+    let rules = "[{action: Restart, exitCodes: {operator: In, values: [42]}}, \
+                  {action: RestartAllContainers, exitCodes: {operator: In, values: [43]}}]";
+    let unread = Unread::of([("restart-rules.reprise.dev", rules)]);
+    pod.written(Written::read(&unread), &now);
+    for name in ["a", "b", "c"] {
+        let id = ContainerId::from(format!("{name}-0").as_str());
+        pod.created(id, Instance::running(name));
+    }
+    (pod, now)
+}
+
+fn exits(pod: &mut Pod, id: &str, code: i32, now: &Moment) {
+    let id = ContainerId::from(id);
+    assert!(pod.decide_hold(&id, Duration::ZERO, now));
+    pod.ended(&id, Some(ExitCode(code)), now);
+}
+
+fn members(pod: &Pod) -> Vec<&str> {
+    let members = &pod.plan().unwrap().members;
+    members.iter().map(|it| it.name.as_str()).collect()
+}
+
+#[test]
+fn containers_that_restart_alone_at_once_start_together_and_no_other_does() {
+    let (mut pod, now) = with_three();
+    exits(&mut pod, "a-0", 42, &now);
+    assert_eq!(members(&pod), ["a"]);
+    exits(&mut pod, "b-0", 42, &now);
+    assert_eq!(members(&pod), ["a", "b"]);
+    assert!(!pod.plan().unwrap().is_whole_pod());
+    assert!(pod.is_held(&"a-0".into()) && pod.is_held(&"b-0".into()));
+}
+
+#[test]
+fn a_container_that_is_to_restart_alone_in_the_middle_of_a_whole_restart_restarts_the_whole() {
+    let (mut pod, now) = with_three();
+    exits(&mut pod, "a-0", 43, &now);
+    pod.feed(Event::Called, &now);
+    pod.feed(Event::Announced, &now);
+    pod.created(
+        "a-1".into(),
+        Instance {
+            attempt: crate::ids::Attempt(1),
+            ..Instance::running("a")
+        },
+    );
+    pod.started(&"a-1".into(), &now);
+    pod.ended(&"b-0".into(), Some(ExitCode(137)), &now);
+    exits(&mut pod, "a-1", 42, &now);
+    assert!(pod.plan().unwrap().is_whole_pod());
+    assert_eq!(members(&pod), ["a", "b", "c"]);
+}
+
 #[test]
 fn a_request_restarts_the_pod_also_while_a_container_restarts_alone() {
     let (mut pod, now) = (with_rules(Start::Kubelet), moment());

@@ -289,7 +289,8 @@ async fn a_container_that_restarts_alone_in_a_row_waits(stage: Stage) -> Result<
     pod.restarts_alone("trainer", 42).await?;
     let again = Again::begin(&pod).await?;
     says_why(&pod).await?;
-    pod.has_restarted_alone(&again.before, "trainer").await?;
+    pod.have_restarted_alone(&again.before, &["trainer"])
+        .await?;
     again.has_waited(&pod, 10)
 }
 

@@ -7,7 +7,6 @@ use anyhow::{Result, ensure};
 use super::{restarted_by_both, under};
 use crate::evidence::Deed;
 use crate::pod::LivePod;
-use crate::recorder::Snapshot;
 use crate::restarted::Before;
 use crate::scenario::{Scenario, scenarios};
 use crate::shape::RestartPolicy::{Always, Never, OnFailure};
@@ -245,23 +244,21 @@ async fn replayed_while_initialising(
     pod.until_container_runs("prepare").await?;
     let before = Before::of(&pod).await?;
     pod.exit(trigger, 42).await?;
-    // Before the kubelet starts the next init container it removes what has exited of those before it
-    // (`pruneInitContainersBeforeStart`, `pkg/kubelet/kuberuntime/kuberuntime_container.go`).
-    let kept = |now: &Snapshot| {
-        ["fetch", "proxy", "prepare"].into_iter().find_map(|name| {
-            let seen = now.containers.get(name)?;
-            let exit = match name {
-                "fetch" => "exit 0",
-                _ if name == trigger => "exit 42",
-                _ => "exit 137",
-            };
-            let kept = seen.restarts == 1 && seen.last_state.starts_with(exit);
-            (!kept).then(|| format!("{name} has restarted once, after {exit}"))
-        })
-    };
-    pod.recorder
-        .until("what was is kept", PATIENCE, kept)
-        .await?;
     pod.has_restarted(&before).await?;
+    // Before the kubelet starts the next init container it removes what has exited of those before it
+    // (`pruneInitContainersBeforeStart`, `pkg/kubelet/kuberuntime/kuberuntime_container.go`): one after another.
+    let seen = pod.seen_since(&before);
+    for name in ["fetch", "proxy", "prepare"] {
+        let exit = match name {
+            "fetch" => "exit 0",
+            _ if name == trigger => "exit 42",
+            _ => "exit 137",
+        };
+        let mut moments = seen.iter().filter_map(|now| now.containers.get(name));
+        ensure!(
+            moments.any(|it| it.restarts == 1 && it.last_state.starts_with(exit)),
+            "{name} was not seen to have restarted once, after {exit}"
+        );
+    }
     pod.restart_ended("all containers run again, by replay")
 }

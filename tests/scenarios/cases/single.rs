@@ -7,6 +7,7 @@ use serde_json::json;
 
 use super::under;
 use crate::evidence::{self, Deed};
+use crate::restarted::Before;
 use crate::scenario::{Scenario, scenarios};
 use crate::shape::RestartPolicy::{Never, OnFailure};
 use crate::shape::{Kind, Shape, rule};
@@ -27,6 +28,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
             never_pod_restarts_its_only_container_alone,
             never_pod_restarts_an_init_container_alone,
             never_pod_restarts_a_sidecar_alone,
+            never_pod_restarts_two_containers_alone_at_once,
             never_pod_restarts_as_a_whole_while_one_container_restarts_alone,
         ],
         under(
@@ -87,6 +89,21 @@ async fn whatever_they_exit_with(stage: Stage, shape: Shape) -> Result<()> {
     let pod = stage.running(shape).await?;
     pod.restarts_alone("trainer", 0).await?;
     pod.restarts_alone("logger", 42).await
+}
+
+/// The second while the kubelet has yet to start the first, which nothing else would start then.
+async fn never_pod_restarts_two_containers_alone_at_once(stage: Stage) -> Result<()> {
+    let shape = Shape::never()
+        .regular("trainer")
+        .regular("logger")
+        .regular("server");
+    let shape = alone_on(alone_on(shape, "trainer", &[42]), "logger", &[42]);
+    let pod = stage.running(shape.started_by("Kubelet")).await?;
+    let before = Before::of(&pod).await?;
+    pod.exit("trainer", 42).await?;
+    pod.exit("logger", 42).await?;
+    pod.have_restarted_alone(&before, &["trainer", "logger"])
+        .await
 }
 
 async fn never_pod_restarts_as_a_whole_while_one_container_restarts_alone(

@@ -108,7 +108,7 @@ async fn pods_restart_while_the_api_server_is_away(stage: Stage) -> Result<()> {
         if index < whole {
             pod.has_restarted(before).await?;
         } else {
-            pod.has_restarted_alone(before, "trainer").await?;
+            pod.have_restarted_alone(before, &["trainer"]).await?;
         }
     }
     Ok(())
