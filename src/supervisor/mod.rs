@@ -216,9 +216,7 @@ async fn work(
         turns: Turns::of(cores()),
     });
     let missed = Arc::new(Notify::new());
-    if let Hold::Holder(keeper) = &tools.hold {
-        tokio::spawn(follow_holds(keeper.clone(), Arc::clone(&missed)));
-    }
+    follow_holds(&tools.hold, &missed);
     let declaration = client.clone().map(|client| {
         let declaration = Declaration::new(client, node, config.declare_features);
         Arc::new(declaration)
@@ -457,9 +455,14 @@ fn stub(
 }
 
 /// Whether the exit of a container can be held is asked anew for each that the runtime lists.
-async fn follow_holds(mut keeper: Keeper, missed: Arc<Notify>) {
-    while keeper.changed().await {
-        missed.notify_one();
+fn follow_holds(hold: &Hold, missed: &Arc<Notify>) {
+    if let Hold::Holder(keeper) = hold {
+        let (mut keeper, missed) = (keeper.clone(), Arc::clone(missed));
+        tokio::spawn(async move {
+            while keeper.changed().await {
+                missed.notify_one();
+            }
+        });
     }
 }
 
