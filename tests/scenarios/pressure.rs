@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 /// of Linux), in percent.
 const CPU: &str = "/proc/pressure/cpu";
 /// From this on nothing more is begun, for a while.
-const BUSY: f64 = 70.0;
+const BUSY: f64 = 60.0;
 const LIMIT: Duration = Duration::from_secs(10);
 /// Between two that begin on one machine, and between two looks.
 const INTERVAL: Duration = Duration::from_millis(500);

@@ -14,7 +14,7 @@ use crate::pod::LivePod;
 use crate::recorder::Seen;
 use crate::restarted::Before;
 use crate::runtime::{Container, State, describe};
-use crate::scenario::{Scenario, scenarios, taking_long};
+use crate::scenario::{Scenario, scenarios, taking_long, undisturbed};
 use crate::shape::{RestartPolicy, Shape, rule};
 use crate::stage::Stage;
 use crate::wait::{self, PATIENCE};
@@ -41,11 +41,11 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         "that_restarts_in_a_row_waits_ten_seconds_then_twenty",
         waits_ten_seconds_then_twenty,
     ));
-    scenarios.extend(under(
+    scenarios.extend(undisturbed(under(
         &[Never, OnFailure, Always],
         "that_restarts_in_a_row_is_replayed_at_the_time_that_was_named",
         is_replayed_when_named,
-    ));
+    )));
     scenarios.extend(scenarios![Shared:
         never_pod_with_inits_that_restarts_in_a_row_waits,
         a_container_that_restarts_alone_in_a_row_waits,

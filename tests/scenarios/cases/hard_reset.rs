@@ -51,8 +51,11 @@ const CRASHES: Duration = Duration::from_mins(2);
 const SOON: Duration = Duration::from_secs(12);
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
-    let mut scenarios = scenarios![Alone:
+    // On a busy machine a new pod may crash as often and go first, before the one that waits.
+    let mut scenarios = scenarios![Undisturbed:
         deployments_pods_that_crash_for_ever_are_replaced_one_after_another,
+    ];
+    scenarios.extend(scenarios![Alone:
         pods_that_do_not_say_are_reset_where_that_is_the_default,
         plain_deletion_heeds_no_budget_where_that_is_configured_and_allowed,
         budget_of_disruption_forbids_a_reset_until_it_allows_it,
@@ -60,7 +63,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         restarts_are_counted_across_the_death_of_plugin_and_api_server,
         nothing_is_reset_without_the_rights,
         nothing_is_reset_that_cannot_be_written_down,
-    ];
+    ]);
     scenarios.extend(taking_long(scenarios![Alone:
         two_plugins_keep_one_cooldown,
         two_hundred_races_for_a_reset_have_one_winner_each,
