@@ -225,10 +225,11 @@ impl Driver {
                 self.run_post_start(&last.id, last.name, spec).await;
             }
             // Another restart may have ended it meanwhile, and has a hook of its own to wait for.
-            let same = |it: &Plan| it.id == plan.id;
-            if self.lock().pod.plan().is_some_and(same) {
-                self.feed(Event::Hooked(last.name.clone()));
-            }
+            self.tell(|pod, now| {
+                if pod.plan().is_some_and(|it| it.id == plan.id) {
+                    pod.feed(Event::Hooked(last.name.clone()), now);
+                }
+            });
         }
     }
 

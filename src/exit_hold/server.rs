@@ -186,13 +186,13 @@ async fn converse(
     write.write_all(GO.as_bytes()).await
 }
 
-/// The runtime may not have heard of it yet.
+/// Whether the hook has closed its end, of which the async runtime may not have heard yet.
 fn has_gone(stream: &UnixStream) -> bool {
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     rustix::net::recv(stream, &mut [0; 1][..], flags).is_ok_and(|(read, _)| read == 0)
 }
 
-/// Waits until whoever asks has gone, or says more than it should.
+/// Waits until the hook closes its end, or says more than it should.
 async fn ends(lines: &mut (impl AsyncBufRead + Unpin)) {
     let _ = lines.fill_buf().await;
 }

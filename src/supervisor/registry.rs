@@ -214,12 +214,7 @@ impl Registry {
     /// Waits until no pod's exits are held, but not for long: others may come.
     pub async fn until_released(&self) -> Result<(), Elapsed> {
         let holds = |entries: &Entries| entries.by_sandbox.values().any(|driver| driver.holds());
-        let released = async {
-            while self.read(holds) {
-                sleep(RELEASE_INTERVAL).await;
-            }
-        };
-        timeout(HOLDS_LIMIT, released).await
+        while_so(|| self.read(holds), RELEASE_INTERVAL, HOLDS_LIMIT).await
     }
 
     /// Whether a pod restarts.
@@ -234,29 +229,22 @@ impl Registry {
 
     /// Waits until no pod restarts, but not for long: others may begin, and some wait for minutes.
     pub async fn until_restarts_are_over(&self) {
-        let over = async {
-            while self.restarts() {
-                sleep(RESTARTS_INTERVAL).await;
-            }
-        };
-        if timeout(RESTARTS_LIMIT, over).await.is_err() {
+        let over = while_so(|| self.restarts(), RESTARTS_INTERVAL, RESTARTS_LIMIT);
+        if over.await.is_err() {
             tracing::warn!("ending although pods restart: the kubelet goes on with them");
         }
     }
 
     /// Waits until what is being stopped and started has been. Nothing is started from then on: this process is about to end.
     pub async fn end_starts(&self) {
-        // In a container, and in most systemd units, what holds them ends with this process, and no successor can go on.
+        // In a container what holds them ends with this process, and no successor can go on.
         if matches!(self.tools.hold, Hold::Holder(_)) && self.until_released().await.is_err() {
             tracing::warn!("ending although exits are held: the kubelet sees them");
         }
         // For a moment that is all but always shorter: others come, and nobody is to be kept from restarting for long.
-        let hidden = async {
-            while self.drivers().iter().any(|driver| driver.hides()) {
-                sleep(HIDDEN_INTERVAL).await;
-            }
-        };
-        if timeout(HIDDEN_LIMIT, hidden).await.is_err() {
+        let hides = || self.drivers().iter().any(|driver| driver.hides());
+        let hidden = while_so(hides, HIDDEN_INTERVAL, HIDDEN_LIMIT);
+        if hidden.await.is_err() {
             tracing::warn!(
                 "ending although containers are being stopped behind placeholders: some may run twice"
             );
@@ -652,6 +640,20 @@ fn sighting(
 /// Whether the pod's own spec has rules, or somebody asks for its restart.
 fn is_for_us(spec: &PodSpec) -> bool {
     spec.request.is_some() || spec.containers.iter().any(|it| !it.rules.is_empty())
+}
+
+/// Waits until it is not so any more, and looks every `interval`.
+async fn while_so(
+    so: impl Fn() -> bool,
+    interval: Duration,
+    limit: Duration,
+) -> Result<(), Elapsed> {
+    let over = async {
+        while so() {
+            sleep(interval).await;
+        }
+    };
+    timeout(limit, over).await
 }
 
 #[cfg(test)]

@@ -141,27 +141,21 @@ impl Pod {
             self.holds.remove(&trigger.container);
             return;
         }
-        let before = self.machine.as_ref();
-        let before = before.filter(|it| it.has_ended_others(&trigger.name));
-        let before = before.map(|it| it.plan().clone());
-        // Those would never start if one container alone were restarted in place of a restart that has ended them.
-        let whole = before.as_ref().filter(|plan| plan.is_whole_pod());
-        let action = match whole {
-            Some(plan) if !action.is_whole_pod() => plan.action,
-            _ => action,
+        let machine = self.machine.as_ref();
+        let before = machine.filter(|it| it.has_ended_others(&trigger.name));
+        // Those would never start if one container alone were restarted in place of a restart that has ended them. Where they
+        // are one container's as well, they start together, and none before its time.
+        let (action, left) = match before.map(Machine::plan) {
+            Some(plan) if !action.is_whole_pod() && plan.is_whole_pod() => (plan.action, 0),
+            Some(plan) if !action.is_whole_pod() => (action, left_of_back_off(plan, now)),
+            _ => (action, 0),
         };
         // What another restart has made and not started, nobody starts any more.
         self.sweep_unstarted();
         let held = self.holds.get(&trigger.container).copied();
         self.course = Some(Course::new(held.unwrap_or(now.at)));
         let wait = self.note_begin(trigger, action, now);
-        let left = before.filter(|plan| !plan.is_whole_pod() && !action.is_whole_pod());
-        let left = left.map_or(0, |plan| {
-            let waited = now.since(plan.decided_up_ms);
-            plan.back_off_ms.saturating_sub(millis(waited))
-        });
         let plan = Plan {
-            // Of those that start together, none starts before its time.
             back_off_ms: millis(wait).max(left),
             ..self.draft(trigger.clone(), action, now)
         };
@@ -255,6 +249,7 @@ impl Pod {
             let was = then.is_some_and(|it| it.at_once);
             member.at_once = member.unhooked && (was || old.is_some_and(|id| !before.knew(id)));
         }
+        let left = left_of_back_off(&before, now);
         let plan = Plan {
             id: before.id,
             condition: before.condition,
@@ -264,7 +259,7 @@ impl Pod {
             } else {
                 0
             },
-            back_off_ms: before.back_off_ms.saturating_sub(millis(waited)),
+            back_off_ms: left,
             again: before.again + u8::from(disturbed),
             starter: Starter::Kubelet(why),
             ..plan
@@ -294,10 +289,11 @@ impl Pod {
         let shape = self.shape();
         let ordered = shape.is_some();
         let mut members = shape.unwrap_or_else(|| self.guessed(&trigger.name));
+        // One container alone replaces no restart of the whole pod.
+        let replaced = machine.filter(|it| action.is_whole_pod() || !it.plan().is_whole_pod());
         for member in &mut members {
-            // One that waits for its start in a restart which this one replaces; one container alone replaces none of the whole pod.
-            let before = machine.filter(|it| action.is_whole_pod() || !it.plan().is_whole_pod());
-            let waits = before.is_some_and(|it| it.is_to_run_again(&member.name));
+            // One that waits for its start in a restart which this one replaces.
+            let waits = replaced.is_some_and(|it| it.is_to_run_again(&member.name));
             member.runs_unrecorded = member.was_running() && self.completed.contains(&member.name);
             let ends = action.is_whole_pod() && member.was_running();
             member.is_to_run = ends || waits || member.name == trigger.name;
@@ -450,6 +446,12 @@ impl Pod {
 /// Whose row of restarts it belongs to: a container's own, or the pod's.
 pub(super) fn scope(action: Action, trigger: &Trigger) -> Option<ContainerName> {
     (action == Action::Restart).then(|| trigger.name.clone())
+}
+
+/// In milliseconds.
+fn left_of_back_off(plan: &Plan, now: &Moment) -> u64 {
+    let waited = millis(now.since(plan.decided_up_ms));
+    plan.back_off_ms.saturating_sub(waited)
 }
 
 fn millis(duration: Duration) -> u64 {
