@@ -13,6 +13,8 @@ use crate::wait::{self, PATIENCE};
 
 /// The kubelet looks at the runtime every second and may act on the look before the last.
 pub(crate) const TWO_RELISTS: Duration = Duration::from_millis(2500);
+/// Shorter than any back-off.
+const AT_ONCE: Duration = Duration::from_secs(5);
 /// How often a replay may take too long.
 const TRIES: u32 = 3;
 
@@ -144,9 +146,13 @@ impl LivePod {
         loop {
             let before = Before::of(self).await?;
             self.exit(trigger, code).await?;
-            self.has_restarted_or_begun_anew(&before).await?;
             tries += 1;
-            if tries == TRIES || !self.took_too_long() {
+            if tries == TRIES {
+                self.has_restarted(&before).await?;
+                return Ok(before);
+            }
+            self.has_restarted_or_begun_anew(&before).await?;
+            if !self.took_too_long() {
                 return Ok(before);
             }
             println!("note: {} was not replayed in time", self.name);
@@ -363,6 +369,15 @@ impl LivePod {
         self.is_the_same_pod(before).await?;
         self.was_never_over(before)?;
         self.left_nothing_behind(before).await
+    }
+
+    /// All of it ran again soon after that moment: it is not the first restart in a row, which the next waits for.
+    pub(crate) fn ran_soon_after(&self, asked: Duration, before: &Before) -> Result<()> {
+        let evidence = self.evidence_since(before)?;
+        let last = evidence.last().context("no evidence")?;
+        let took = last.at.saturating_sub(asked);
+        ensure!(took < AT_ONCE, "it has waited for {took:?}: {evidence:?}");
+        Ok(())
     }
 
     /// The same where the status does not tell.
