@@ -107,7 +107,7 @@ check_values() {
         'admission.actions={}' 'admission.actions={Forbid}' 'admission.actions={Deny,Warn}' 'admission.namespaces={Upper}' namespace=-x \
         resources.requests.cpu=1 resources.memory=lots 'tolerations[0].effect=Never' mountPropagation=Bidirectional \
         podPriorityClassNodeCritical=often cleanup.timeoutSeconds=0 securityContext.privileged=true \
-        affinity.nodes=x nodeSelector.x=1 metrics.address=localhost metrics.port=80 metrics.alerts=true \
+        affinity.nodes=x nodeSelector.x=1 metrics.address=localhost metrics.port=0 metrics.port=80 metrics.alerts=true \
         hardReset.terms.windowSeconds=72001; do
         if render --set "$bad" >/dev/null 2>"$WORK/error"; then
             die "the chart takes $bad"

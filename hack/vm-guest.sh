@@ -41,7 +41,13 @@ END
     wait_for 30 "plugin that is connected" plugin_is_ready
 }
 
-plugin_is_ready() { journalctl -q -b -u reprise _PID="$(systemctl show -P MainPID reprise)" | grep -q 'connected to NRI'; }
+# Whether the plugin has logged such a line since the boot. All is read: whoever stops early ends journalctl by a signal, which
+# pipefail takes for a failure.
+has_logged() { # PATTERN [JOURNALCTL_ARG]...
+    journalctl -q -b -u reprise -o cat "${@:2}" | grep "$1" >/dev/null
+}
+
+plugin_is_ready() { has_logged 'connected to NRI' _PID="$(systemctl show -P MainPID reprise)"; }
 
 remove_plugin() {
     systemctl disable --quiet --now reprise || true
@@ -223,7 +229,7 @@ restart_and_check() { # POD:POLICY...
 }
 
 fell_back() { # POD TIME
-    journalctl -q -b -u reprise -o cat --since "$2" | grep -q "beginning anew.*pod=default/$1 "
+    has_logged "beginning anew.*pod=default/$1 " --since "$2"
 }
 
 fail() {
@@ -499,8 +505,8 @@ has_ended() { # POD
     local now
     now=$(api "/api/v1/namespaces/default/pods/$1") || return
     jq -e '.status.phase == "Failed" or .status.phase == "Succeeded"' <<<"$now" >/dev/null ||
-        journalctl -q -b -u reprise -o cat --since "$(jq -r '.metadata.creationTimestamp | fromdate | "@\(.)"' <<<"$now")" |
-        grep -q "gave up: the runtime did not make placeholders in time.*pod=default/$1 "
+        has_logged "gave up: the runtime did not make placeholders in time.*pod=default/$1 " \
+            --since "$(jq -r '.metadata.creationTimestamp | fromdate | "@\(.)"' <<<"$now")"
 }
 
 # Waits until all is well, then looks again: it must stay so.
