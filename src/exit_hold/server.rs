@@ -177,10 +177,10 @@ async fn converse(
     let left = LIMIT.saturating_sub(request.waited);
     if let HoldDecision::Wait(released) = decide(request) {
         write.write_all(WAIT.as_bytes()).await?;
-        // Both ways of ending mean the same: a dropped sender is a pod that nobody restarts any more.
+        // All ways of ending mean the same: a dropped sender is a pod that nobody restarts any more.
         select! {
             _ = timeout(left, released) => {}
-            () = ends(&mut lines) => return Ok(()),
+            () = ends(&mut lines) => {}
         }
     }
     write.write_all(GO.as_bytes()).await
@@ -305,6 +305,24 @@ mod tests {
         drop(hook);
         timeout(INTRODUCTION_LIMIT, release.closed()).await.unwrap();
         assert!(requests.try_recv().is_err(), "two were asked about");
+    }
+
+    #[tokio::test]
+    async fn who_says_more_than_a_hook_does_is_let_go() {
+        let (_dir, args) = place();
+        let server = Server::bind(&args.socket).unwrap();
+        let (kept, _holds) = tokio::sync::mpsc::unbounded_channel();
+        tokio::spawn(server.serve(move |_| {
+            let (release, released) = oneshot::channel();
+            kept.send(release).unwrap();
+            HoldDecision::Wait(released)
+        }));
+        let mut stream = UnixStream::connect(&args.socket).await.unwrap();
+        stream.write_all(b"c1 0\nc2").await.unwrap();
+        let mut heard = String::new();
+        let hear = stream.read_to_string(&mut heard);
+        timeout(INTRODUCTION_LIMIT, hear).await.unwrap().unwrap();
+        assert_eq!(heard, format!("{WAIT}{GO}"));
     }
 
     #[tokio::test(flavor = "multi_thread")]

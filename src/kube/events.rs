@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 
+use backon::{BackoffBuilder, ExponentialBuilder};
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
@@ -13,7 +14,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client, Error};
 use serde_json::json;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Duration, Instant, timeout};
+use tokio::time::{Duration, Instant, sleep, timeout};
 
 use crate::ids::{PodKey, PodUid};
 use crate::text;
@@ -31,6 +32,11 @@ const KEPT: Duration = Duration::from_hours(1);
 const MOST_SERIES: usize = 4096;
 /// How long the API server may take over one event.
 const LIMIT: Duration = Duration::from_secs(10);
+/// While the API server is away an event is tried again, about as long as the kubelet's are: two minutes (`recordToSink`,
+/// client-go `tools/record/event.go`). Between two tries, at first and at most, and how many there are.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+const RETRIES: usize = 14;
 /// How long anybody waits for his events.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Who says it.
@@ -186,51 +192,68 @@ struct Known {
 
 impl Publisher {
     async fn run(mut self, mut queue: mpsc::Receiver<Queued>) {
-        while let Some(Queued {
+        while let Some(queued) = queue.recv().await {
+            self.deliver(queued).await;
+        }
+    }
+
+    /// One that is lost is not worth a warning: the log has the same.
+    async fn deliver(&mut self, queued: Queued) {
+        let Queued {
             on,
             kind,
             series,
             message,
-            over,
-        }) = queue.recv().await
-        {
-            let reason = series.reason.clone();
-            match timeout(LIMIT, self.publish(on, kind, series, message)).await {
-                Ok(Ok(())) => {}
-                // An event that is lost is not worth a warning each: the log has the same.
-                Ok(Err(error)) => tracing::debug!(%error, reason, "could not publish an event"),
-                Err(_) => tracing::debug!(reason, "the API server did not take an event in time"),
-            }
-            drop(over);
+            over: _over,
+        } = queued;
+        let reason = series.reason.clone();
+        let event = self.event(on, kind, reason.clone(), message);
+        let pauses = ExponentialBuilder::new().with_min_delay(FIRST_PAUSE);
+        let pauses = pauses.with_max_delay(LONGEST_PAUSE);
+        let mut pauses = pauses.with_max_times(RETRIES).build();
+        loop {
+            let error = match timeout(LIMIT, self.publish(&series, &event)).await {
+                Ok(Ok(())) => return,
+                Ok(Err(error)) if is_final(&error) => {
+                    tracing::debug!(%error, reason, "the API server refuses an event");
+                    return;
+                }
+                Ok(Err(error)) => error.to_string(),
+                Err(late) => late.to_string(),
+            };
+            let Some(pause) = pauses.next() else {
+                tracing::debug!(error, reason, "could not publish an event");
+                return;
+            };
+            sleep(pause).await;
         }
     }
 
-    async fn publish(
-        &mut self,
-        on: ObjectReference,
-        kind: EventKind,
-        series: Series,
-        message: String,
-    ) -> Result<(), Error> {
-        let namespace = on.namespace.as_deref().unwrap_or("default");
+    async fn publish(&mut self, series: &Series, event: &Event) -> Result<(), Error> {
+        let namespace = event.metadata.namespace.as_deref().unwrap_or("default");
         let api = Api::namespaced(self.client.clone(), namespace);
-        if let Some(known) = self.known.get_mut(&series) {
-            match known.repeat(&api, &message).await {
+        if let Some(known) = self.known.get_mut(series) {
+            let message = event.message.as_deref().unwrap_or_default();
+            match known.repeat(&api, message).await {
                 // It has been deleted, or forgotten.
                 Err(Error::Api(status)) if status.code == 404 => {}
                 repeated => return repeated,
             }
         }
-        let event = self.event(on, kind, series.reason.clone(), message);
-        let name = event.metadata.name.clone().unwrap_or_default();
-        api.create(&PostParams::default(), &event).await?;
+        match api.create(&PostParams::default(), event).await {
+            // It was taken when nothing was heard of that.
+            Err(Error::Api(status)) if status.code == 409 => {}
+            created => {
+                created?;
+            }
+        }
         self.forget_some();
         let known = Known {
-            name,
+            name: event.metadata.name.clone().unwrap_or_default(),
             count: 1,
             last: Instant::now(),
         };
-        self.known.insert(series, known);
+        self.known.insert(series.clone(), known);
         Ok(())
     }
 
@@ -276,6 +299,20 @@ impl Publisher {
             reporting_instance: Some(instance),
             ..Event::default()
         }
+    }
+}
+
+/// Whether the API server would say the same again: it has understood, and refuses. One that has just been started does not
+/// know its users and their rights yet (what an authorizer says, and no admission: `forbiddenMessage`, apiserver
+/// `pkg/endpoints/handlers/responsewriters`).
+fn is_final(error: &Error) -> bool {
+    let Error::Api(status) = error else {
+        return false;
+    };
+    match status.code {
+        401 | 429 => false,
+        403 => !status.message.contains(" cannot "),
+        code => (400..500).contains(&code),
     }
 }
 
@@ -342,7 +379,7 @@ mod tests {
         let value: Value = serde_json::from_slice(&body).unwrap();
         let text = match status {
             StatusCode::OK => json!({"metadata": {}, "involvedObject": {}}),
-            failure => json!({"status": "Failure", "code": failure.as_u16()}),
+            failure => json!({"status": "Failure", "code": failure.as_u16(), "message": "no"}),
         };
         let mut response = Response::new(Body::from(text.to_string().into_bytes()));
         *response.status_mut() = status;
@@ -428,6 +465,54 @@ mod tests {
         say("third");
         let (_, event) = asked(&mut server, StatusCode::OK).await;
         assert_eq!(event["count"], 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_event_is_tried_again_until_it_is_taken_or_refused() {
+        let (events, mut server) = events("node-1");
+        let say = |message| events.publish(&pod("p"), &"u1".into(), said("a", message));
+        say("first");
+        let (_, first) = asked(&mut server, StatusCode::INTERNAL_SERVER_ERROR).await;
+        let (_, again) = asked(&mut server, StatusCode::UNAUTHORIZED).await;
+        assert_eq!(first, again);
+        // The answer to one of them was lost.
+        asked(&mut server, StatusCode::CONFLICT).await;
+        say("second");
+        let (method, _) = asked(&mut server, StatusCode::INTERNAL_SERVER_ERROR).await;
+        assert_eq!(method, "PATCH");
+        assert_eq!(asked(&mut server, StatusCode::OK).await.1["count"], 2);
+        say("third");
+        asked(&mut server, StatusCode::FORBIDDEN).await;
+        say("fourth");
+        for _ in 0..=RETRIES {
+            let (_, event) = asked(&mut server, StatusCode::BAD_GATEWAY).await;
+            assert_eq!(event["message"], "fourth");
+        }
+        say("fifth");
+        let (_, event) = asked(&mut server, StatusCode::OK).await;
+        assert_eq!(
+            (&event["message"], &event["count"]),
+            (&json!("fifth"), &json!(3))
+        );
+    }
+
+    #[test]
+    fn a_right_that_is_missing_may_come_and_what_an_admission_says_stays() {
+        for (code, message, stays) in [
+            (
+                403,
+                r#"events is forbidden: User "u" cannot create resource "events""#,
+                false,
+            ),
+            (403, "events is forbidden: exceeded quota: few", true),
+            (404, "namespaces not found", true),
+            (429, "later", false),
+            (500, "etcd", false),
+        ] {
+            let status = json!({"status": "Failure", "code": code, "message": message});
+            let status = serde_json::from_value(status).unwrap();
+            assert_eq!(is_final(&Error::Api(status)), stays, "{message}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -402,7 +402,7 @@ impl Plugin {
         Ok(lines_with(now.unwrap_or_default(), needle))
     }
 
-    fn last_lines(&self, count: usize) -> Result<String> {
+    pub(crate) fn last_lines(&self, count: usize) -> Result<String> {
         let log = self.log()?;
         let lines: Vec<_> = log.lines().collect();
         Ok(lines[lines.len().saturating_sub(count)..].join("\n"))

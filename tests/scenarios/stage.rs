@@ -18,6 +18,7 @@ use crate::evidence::Deed;
 use crate::node::Node;
 use crate::plugin::Plugin;
 use crate::pod::LivePod;
+use crate::recorder::Snapshot;
 use crate::shape::Shape;
 use crate::skipped::Skipped;
 use crate::wait::{self, PATIENCE};
@@ -176,7 +177,28 @@ impl Stage {
         for pod in self.all() {
             reports.push(pod.report().await);
         }
+        if reports.is_empty() {
+            let found = self.report_of_node().await;
+            reports.push(found.unwrap_or_else(|error| format!("  {error:#}")));
+        }
         reports.join("\n")
+    }
+
+    /// Of a scenario whose pods others have made.
+    async fn report_of_node(&self) -> Result<String> {
+        let pods = self.node.pods().list(&ListParams::default()).await?;
+        let pods = pods
+            .items
+            .iter()
+            .map(|pod| format!("  {}: {}", pod.name_any(), Snapshot::from(pod)));
+        let log = self.plugin.last_lines(60)?;
+        let log = log.lines().map(|line| format!("    {line}"));
+        let heading = ["  plugin's log:".to_owned()];
+        Ok(pods
+            .chain(heading)
+            .chain(log)
+            .collect::<Vec<_>>()
+            .join("\n"))
     }
 
     /// Asked at the end of every scenario, whatever it was about.
