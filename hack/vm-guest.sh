@@ -122,13 +122,19 @@ make_pods() { # NAME:POLICY...
     for pod in "$@"; do
         name=${pod%:*}
         rm -rf "$EVIDENCE/${name:?}"
-        pod "$name" "${pod#*:}"
+        pod "$name" "${pod#*:}" \
+            ${BACK_OFF:+"restart-options.reprise.dev: '{backOff: {firstSeconds: $BACK_OFF}}'"}
         echo ---
     done | k apply -f -
     for pod in "$@"; do
         wait_for 60 "pod ${pod%:*} that runs" runs "${pod%:*}"
         keep_counts "${pod%:*}"
     done
+}
+
+# Between the end of their first restart and the second.
+make_pods_that_wait() { # SECONDS NAME:POLICY...
+    BACK_OFF=$1 make_pods "${@:2}"
 }
 
 # How often containers were restarted, to see later that it is not less.
@@ -293,7 +299,7 @@ are_over() { # POD TIMES
 }
 
 in_back_off() { # POD
-    journalctl -q -b -u reprise -o cat | grep "back-off: " | grep -q "/$1\b"
+    has_logged "backing off pod=default/$1 "
 }
 
 # A pod whose container `eater` takes all memory that it may have when it is asked to: by a process of its own, beside

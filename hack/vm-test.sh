@@ -175,7 +175,12 @@ go_down() { # reboot|crash
     esac
 }
 
-a_back_off_ends_with_the_boot() { with_pods in_back_off; }
+# Longer than an emulated machine takes to restart a pod.
+a_back_off_ends_with_the_boot() {
+    inside make_pods_that_wait 200 "${PODS[@]}"
+    in_back_off
+    inside delete_pods
+}
 
 in_back_off() {
     local how

@@ -19,7 +19,7 @@ use crate::driver::turns::Turn;
 use crate::history::Entry;
 use crate::ids::{ContainerId, ContainerName, PodIdentity, PodUid};
 use crate::kube::{Ending, Endings, ExitTimes, PodSpec};
-use crate::plan::{Generation, Plan, Trigger};
+use crate::plan::{Generation, Plan, RestartId, Trigger};
 use crate::policy::{Action, Request};
 use crate::report::{RestartEnding, Story, last_restart};
 use crate::restart::machine::{Effect, Event, Outcome};
@@ -161,7 +161,7 @@ impl Driver {
                 tokio::spawn(Arc::clone(self).make_placeholder(name, like, generation));
             }
             Effect::Remove(id) => self.sweep(id),
-            Effect::Finish(outcome) => self.finish(outcome).await,
+            Effect::Finish(outcome) => self.finish(&plan.id, outcome).await,
             // Done at once in `apply`.
             Effect::Release(_) | Effect::Again | Effect::FallBack(_) => {}
         }
@@ -198,8 +198,9 @@ impl Driver {
         let told = reporter.condition(&story(&order.record.plan), api_uid, restarting);
         let endings = self.tools.endings.clone().filter(|_| restarting);
         if told.is_none() && endings.is_none() {
-            return self.feed(Event::Announced);
+            return self.tell(|pod, now| pod.announced(&order.record.plan.id, now));
         }
+        let restart = order.record.plan.id.clone();
         let driver = Arc::clone(self);
         // The condition has a limit of its own.
         let patience = endings.as_ref().map_or(Duration::MAX, Endings::patience);
@@ -222,11 +223,11 @@ impl Driver {
             let mut ends = pin!(ends);
             match timeout(patience, &mut ends).await {
                 Ok(Some(Ending::Pod)) => driver.tell(Pod::is_ending),
-                Ok(Some(Ending::Container)) => driver.tell(Pod::call_off),
-                Ok(None) => driver.feed(Event::Announced),
+                Ok(Some(Ending::Container)) => driver.tell(|pod, now| pod.call_off(&restart, now)),
+                Ok(None) => driver.tell(|pod, now| pod.announced(&restart, now)),
                 Err(_) => {
                     tracing::debug!(pod = %pod.key, "not told in time what the kubelet is ending");
-                    driver.feed(Event::Announced);
+                    driver.tell(|pod, now| pod.announced(&restart, now));
                     // The others of one that the kubelet starts again may be dead by then.
                     if ends.await == Some(Ending::Pod) {
                         driver.tell(Pod::is_ending);
@@ -333,8 +334,9 @@ impl Driver {
         });
     }
 
-    async fn finish(self: &Arc<Self>, outcome: Outcome) {
-        let Some(mut finished) = self.tell(|pod, now| pod.finish(outcome, now)) else {
+    async fn finish(self: &Arc<Self>, restart: &RestartId, outcome: Outcome) {
+        let finished = self.tell(|pod, now| pod.finish(restart, outcome, now));
+        let Some(mut finished) = finished else {
             return;
         };
         let (plan, sandbox) = (&finished.plan, &self.pod.sandbox);

@@ -6,13 +6,16 @@
 
 use std::collections::HashMap;
 
-use backon::{BackoffBuilder, ExponentialBuilder};
+use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client, Error};
 use serde_json::json;
+use tokio::select;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Duration, Instant, sleep, timeout};
 
@@ -95,6 +98,7 @@ impl Events {
         let publisher = Publisher {
             client,
             node: node.to_owned(),
+            published: 0,
             known: HashMap::new(),
         };
         let (queue, receiver) = mpsc::channel(QUEUE);
@@ -179,6 +183,7 @@ fn words(message: &str) -> String {
 struct Publisher {
     client: Client,
     node: String,
+    published: u64,
     /// What may be said once more.
     known: HashMap<Series, Known>,
 }
@@ -187,54 +192,95 @@ struct Publisher {
 struct Known {
     name: String,
     count: i32,
+    /// Of the event that has its message.
+    number: u64,
     last: Instant,
 }
 
+/// An event on its way to the API.
+struct Delivery {
+    /// In the order in which they were said.
+    number: u64,
+    series: Series,
+    event: Event,
+    /// Before each further try.
+    pauses: ExponentialBackoff,
+    _over: oneshot::Sender<()>,
+}
+
 impl Publisher {
+    /// What is not taken is tried again when its time has come, and holds up nothing else until then.
     async fn run(mut self, mut queue: mpsc::Receiver<Queued>) {
-        while let Some(queued) = queue.recv().await {
-            self.deliver(queued).await;
+        let mut later = FuturesUnordered::new();
+        loop {
+            let mut delivery = select! {
+                Some(delivery) = later.next() => delivery,
+                queued = queue.recv() => match queued {
+                    Some(queued) => self.delivery(queued),
+                    None => return,
+                },
+            };
+            let pause = self.deliver(&mut delivery).await;
+            if let Some(pause) = pause.filter(|_| later.len() < QUEUE) {
+                later.push(async move {
+                    sleep(pause).await;
+                    delivery
+                });
+            }
         }
     }
 
-    /// One that is lost is not worth a warning: the log has the same.
-    async fn deliver(&mut self, queued: Queued) {
+    fn delivery(&mut self, queued: Queued) -> Delivery {
         let Queued {
             on,
             kind,
             series,
             message,
-            over: _over,
+            over,
         } = queued;
-        let reason = series.reason.clone();
-        let event = self.event(on, kind, reason.clone(), message);
+        let event = self.event(on, kind, series.reason.clone(), message);
         let pauses = ExponentialBuilder::new().with_min_delay(FIRST_PAUSE);
         let pauses = pauses.with_max_delay(LONGEST_PAUSE);
-        let mut pauses = pauses.with_max_times(RETRIES).build();
-        loop {
-            let error = match timeout(LIMIT, self.publish(&series, &event)).await {
-                Ok(Ok(())) => return,
-                Ok(Err(error)) if is_final(&error) => {
-                    tracing::debug!(%error, reason, "the API server refuses an event");
-                    return;
-                }
-                Ok(Err(error)) => error.to_string(),
-                Err(late) => late.to_string(),
-            };
-            let Some(pause) = pauses.next() else {
-                tracing::debug!(error, reason, "could not publish an event");
-                return;
-            };
-            sleep(pause).await;
+        self.published += 1;
+        Delivery {
+            number: self.published,
+            series,
+            event,
+            pauses: pauses.with_max_times(RETRIES).build(),
+            _over: over,
         }
     }
 
-    async fn publish(&mut self, series: &Series, event: &Event) -> Result<(), Error> {
+    /// Returns when to try again, if that may help. An event that is lost is not worth a warning: the log has the same.
+    async fn deliver(&mut self, delivery: &mut Delivery) -> Option<Duration> {
+        let reason = delivery.series.reason.clone();
+        let error = match timeout(LIMIT, self.publish(delivery)).await {
+            Ok(Ok(())) => return None,
+            Ok(Err(error)) if is_final(&error) => {
+                tracing::debug!(%error, reason, "the API server refuses an event");
+                return None;
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(late) => late.to_string(),
+        };
+        let pause = delivery.pauses.next();
+        if pause.is_none() {
+            tracing::debug!(error, reason, "could not publish an event");
+        }
+        pause
+    }
+
+    async fn publish(&mut self, delivery: &Delivery) -> Result<(), Error> {
+        let Delivery {
+            number,
+            series,
+            event,
+            ..
+        } = delivery;
         let namespace = event.metadata.namespace.as_deref().unwrap_or("default");
         let api = Api::namespaced(self.client.clone(), namespace);
         if let Some(known) = self.known.get_mut(series) {
-            let message = event.message.as_deref().unwrap_or_default();
-            match known.repeat(&api, message).await {
+            match known.repeat(&api, event, *number).await {
                 // It has been deleted, or forgotten.
                 Err(Error::Api(status)) if status.code == 404 => {}
                 repeated => return repeated,
@@ -251,6 +297,7 @@ impl Publisher {
         let known = Known {
             name: event.metadata.name.clone().unwrap_or_default(),
             count: 1,
+            number: *number,
             last: Instant::now(),
         };
         self.known.insert(series.clone(), known);
@@ -317,14 +364,18 @@ fn is_final(error: &Error) -> bool {
 }
 
 impl Known {
-    /// Says it once more.
-    async fn repeat(&mut self, api: &Api<Event>, message: &str) -> Result<(), Error> {
+    /// Says it once more, unless something newer was said since.
+    async fn repeat(&mut self, api: &Api<Event>, event: &Event, number: u64) -> Result<(), Error> {
         let count = self.count.saturating_add(1);
-        let now = Time(Timestamp::now());
-        let patch = json!({"count": count, "lastTimestamp": now, "message": message});
+        let mut patch = json!({"count": count});
+        if number > self.number {
+            patch["message"] = json!(event.message);
+            patch["lastTimestamp"] = json!(event.last_timestamp);
+        }
         let params = PatchParams::default();
         api.patch(&self.name, &params, &Patch::Merge(patch)).await?;
         self.count = count;
+        self.number = self.number.max(number);
         self.last = Instant::now();
         Ok(())
     }
@@ -480,7 +531,15 @@ mod tests {
         say("second");
         let (method, _) = asked(&mut server, StatusCode::INTERNAL_SERVER_ERROR).await;
         assert_eq!(method, "PATCH");
-        assert_eq!(asked(&mut server, StatusCode::OK).await.1["count"], 2);
+        // Another one goes first, and of the two the message is the newer one's.
+        say("newer");
+        let (_, newer) = asked(&mut server, StatusCode::OK).await;
+        assert_eq!(
+            (&newer["message"], &newer["count"]),
+            (&json!("newer"), &json!(2))
+        );
+        let (_, older) = asked(&mut server, StatusCode::OK).await;
+        assert_eq!(older, json!({"count": 3}));
         say("third");
         asked(&mut server, StatusCode::FORBIDDEN).await;
         say("fourth");
@@ -492,7 +551,7 @@ mod tests {
         let (_, event) = asked(&mut server, StatusCode::OK).await;
         assert_eq!(
             (&event["message"], &event["count"]),
-            (&json!("fifth"), &json!(3))
+            (&json!("fifth"), &json!(4))
         );
     }
 
@@ -521,6 +580,7 @@ mod tests {
         let mut publisher = Publisher {
             client: Client::new(service, "default"),
             node: "node-1".to_owned(),
+            published: 0,
             known: HashMap::new(),
         };
         for number in 0..=MOST_SERIES {
@@ -533,6 +593,7 @@ mod tests {
             let known = Known {
                 name: String::new(),
                 count: 1,
+                number: 1,
                 last: Instant::now(),
             };
             publisher.known.insert(series, known);

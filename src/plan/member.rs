@@ -45,6 +45,10 @@ pub struct Member {
     /// generation before this one.
     #[serde(default)]
     pub is_to_run: bool,
+    /// Whether it had ended by itself when the restart was decided, which nobody has seen yet, and with a success as far as is
+    /// known.
+    #[serde(default)]
+    pub may_have_succeeded: bool,
     /// Whether the kubelet has recorded that it ended for good, and has started that one nevertheless: while it sees that run, or
     /// wait, it records nothing of the pod (`checkContainerStateTransition`, `pkg/kubelet/status/status_manager.go`).
     #[serde(default)]

@@ -222,7 +222,7 @@ impl Plan {
         let may_succeed = self.action == Action::RestartPod || self.trigger.request.is_some();
         let stays = |it: &Member| match it.restart_policy {
             RestartPolicy::Always => false,
-            RestartPolicy::OnFailure => may_succeed && it.was_running(),
+            RestartPolicy::OnFailure => (may_succeed || it.may_have_succeeded) && it.was_running(),
             RestartPolicy::Never => true,
         };
         let mut regulars = self.members.iter();
@@ -445,6 +445,7 @@ pub(crate) mod tests {
                     old,
                     unhooked: false,
                     at_once: false,
+                    may_have_succeeded: false,
                     runs_unrecorded: false,
                     older: Vec::new(),
                     startup_probe: false,

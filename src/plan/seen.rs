@@ -63,16 +63,19 @@ impl Seen<'_> {
         restart_policy: RestartPolicy,
     ) -> Member {
         let newest = self.instances.newest(&name);
+        let is_unseen = |id| self.holds.contains_key(id) || self.awaited.contains(id);
         let old = newest.map(|(id, instance)| Old {
             id: id.clone(),
             exit: match instance.state {
-                InstanceState::Ended(code)
-                    if !self.holds.contains_key(id) && !self.awaited.contains(id) =>
-                {
+                InstanceState::Ended(code) if !is_unseen(id) => {
                     Some(code.unwrap_or(ExitCode::UNKNOWN))
                 }
                 _ => None,
             },
+        });
+        let may_have_succeeded = newest.is_some_and(|(id, instance)| {
+            let succeeds = |code: Option<ExitCode>| code.is_none_or(|it| it == ExitCode::SUCCESS);
+            is_unseen(id) && matches!(instance.state, InstanceState::Ended(code) if succeeds(code))
         });
         Member {
             kind,
@@ -85,6 +88,7 @@ impl Seen<'_> {
             startup_probe: false,
             post_start: false,
             is_to_run: false,
+            may_have_succeeded,
             runs_unrecorded: false,
             placeholders: 0,
         }

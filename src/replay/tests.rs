@@ -329,6 +329,7 @@ fn member(name: &str, kind: ContainerKind) -> Member {
         }),
         unhooked: false,
         at_once: false,
+        may_have_succeeded: false,
         runs_unrecorded: false,
         older: Vec::new(),
         startup_probe: false,

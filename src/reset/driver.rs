@@ -251,6 +251,17 @@ impl Resets {
 
     /// The pod as it is, who would make a new one, and the stamp of what was reserved.
     async fn reserve(&self, task: &Task) -> Result<(Pod, Owner, Version, i64), Outcome> {
+        for _ in 1..MOST_LOOKS {
+            match self.try_reserve(task).await {
+                // One that crashes changes by the second.
+                Err(Outcome::Changed) => {}
+                answer => return answer,
+            }
+        }
+        self.try_reserve(task).await
+    }
+
+    async fn try_reserve(&self, task: &Task) -> Result<(Pod, Owner, Version, i64), Outcome> {
         let pod = self.look(task).await?;
         let owners = pod.metadata.owner_references.as_deref();
         let controller = controller(owners).ok_or(Outcome::Changed)?;

@@ -206,11 +206,6 @@ impl Plugin for Reprise {
             // Only a plugin that was launched waits for it.
             let _ = configured.send(config);
         }
-        tracing::info!(
-            runtime = runtime.name,
-            version = runtime.version,
-            "connected to NRI"
-        );
         Ok(())
     }
 
@@ -250,6 +245,7 @@ impl Plugin for Reprise {
         if let Some(parts) = self.parts.get() {
             parts.missed.notify_one();
         }
+        tracing::info!("connected to NRI");
     }
 
     async fn create_container(

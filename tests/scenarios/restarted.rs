@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use tokio::time::sleep;
 
 use crate::evidence::{self, Deed, Entry};
 use crate::pod::LivePod;
@@ -13,10 +14,10 @@ use crate::wait::{self, PATIENCE};
 
 /// The kubelet looks at the runtime every second and may act on the look before the last.
 pub(crate) const TWO_RELISTS: Duration = Duration::from_millis(2500);
-/// Shorter than any back-off.
-const AT_ONCE: Duration = Duration::from_secs(5);
+/// Between the first two restarts of a row.
+const FIRST_BACK_OFF: Duration = Duration::from_secs(10);
 /// How often a replay may take too long.
-const TRIES: u32 = 3;
+pub(crate) const TRIES: u32 = 3;
 
 /// The pod as it was before a container exited.
 pub(crate) struct Before {
@@ -132,11 +133,17 @@ impl Before {
 impl LivePod {
     /// Lets `trigger` exit with `code` and checks that the whole pod starts afresh in place.
     pub(crate) async fn restarts_all(&self, trigger: &str, code: i32) -> Result<()> {
+        self.restarts_all_since(trigger, code).await.map(drop)
+    }
+
+    /// The same. Returns how the pod was before the last exit.
+    pub(crate) async fn restarts_all_since(&self, trigger: &str, code: i32) -> Result<Before> {
         let before = self.restarted(trigger, code).await?;
         let decided = self.decided(trigger, code)?;
         let decided = decided.context("the plugin has decided nothing")?;
         self.restart_is_told(trigger, code, &decided).await?;
-        self.exits_are_kept(&before, trigger, code).await
+        self.exits_are_kept(&before, trigger, code).await?;
+        Ok(before)
     }
 
     /// The same but for what is told and kept of it. Where a busy node had no time for a replay, the container exits once more.
@@ -156,11 +163,13 @@ impl LivePod {
                 return Ok(before);
             }
             println!("note: {} was not replayed in time", self.name);
+            // What starts one after another is not replayed in a back-off.
+            sleep(FIRST_BACK_OFF * tries).await;
         }
     }
 
     /// Whether a replay was not through in time, and left to the kubelet.
-    fn took_too_long(&self) -> bool {
+    pub(crate) fn took_too_long(&self) -> bool {
         self.restart_ended("it took too long").is_ok()
     }
 
@@ -306,7 +315,15 @@ impl LivePod {
 
     /// Waits until every container has written that it began again.
     pub(crate) async fn until_begun_again(&self, before: &Before) -> Result<()> {
-        wait::until("all containers have begun again", PATIENCE, async || {
+        self.until_begun_within(before, PATIENCE).await
+    }
+
+    pub(crate) async fn until_begun_within(
+        &self,
+        before: &Before,
+        patience: Duration,
+    ) -> Result<()> {
+        wait::until("all containers have begun again", patience, async || {
             let after = self.evidence_since(before)?;
             let restarting = before.restarting(self).map(|it| it.name);
             Ok(evidence::have_begun(&after, restarting))
@@ -371,12 +388,17 @@ impl LivePod {
         self.left_nothing_behind(before).await
     }
 
-    /// All of it ran again soon after that moment: it is not the first restart in a row, which the next waits for.
-    pub(crate) fn ran_soon_after(&self, asked: Duration, before: &Before) -> Result<()> {
+    /// All of it ran again within that time: it is not the first restart in a row, which the next waits for.
+    pub(crate) fn ran_soon_after(
+        &self,
+        asked: Duration,
+        before: &Before,
+        soon: Duration,
+    ) -> Result<()> {
         let evidence = self.evidence_since(before)?;
         let last = evidence.last().context("no evidence")?;
         let took = last.at.saturating_sub(asked);
-        ensure!(took < AT_ONCE, "it has waited for {took:?}: {evidence:?}");
+        ensure!(took < soon, "it has waited for {took:?}: {evidence:?}");
         Ok(())
     }
 

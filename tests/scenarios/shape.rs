@@ -381,7 +381,21 @@ impl Shape {
 
     /// Who starts its containers again.
     pub(crate) fn started_by(self, who: &str) -> Self {
-        self.options(&json!({"start": who}))
+        self.option("start", json!(who))
+    }
+
+    /// Between the end of its first restart and the second, in seconds.
+    pub(crate) fn backs_off(self, seconds: u64) -> Self {
+        self.option("backOff", json!({"firstSeconds": seconds}))
+    }
+
+    fn option(self, key: &str, value: Value) -> Self {
+        let options = self.annotations.get(OPTIONS).map_or("{}", String::as_str);
+        let Ok(mut options) = serde_json::from_str::<Value>(options) else {
+            return self;
+        };
+        options[key] = value;
+        self.options(&options)
     }
 
     /// Whether it is not for the kubelet to start its containers again.
@@ -401,14 +415,12 @@ impl Shape {
         if !ruled && !self.containers.iter().any(spec) {
             return self;
         }
-        let options = self.annotations.get(OPTIONS).map_or("{}", String::as_str);
-        let Ok(mut options) = serde_json::from_str::<Value>(options) else {
+        let options = self.annotations.get(OPTIONS);
+        let options = options.and_then(|it| serde_json::from_str::<Value>(it).ok());
+        if options.is_some_and(|it| !it["start"].is_null()) {
             return self;
-        };
-        if options["start"].is_null() {
-            options["start"] = json!(who);
         }
-        self.options(&options)
+        self.started_by(who)
     }
 
     pub(crate) fn host_network(self) -> Self {

@@ -53,6 +53,16 @@ impl Machine {
         self.exits_told_until = before.exits_told_until;
         self.relist = before.relist;
         self.take_over_strays(before);
+        for it in &mut self.progress {
+            let begun = before.begun_unseen(&it.member.name);
+            let then = begun.filter(|then| then.old == it.member.old);
+            if let Some(then) = then.and_then(|then| before.get(&then.name)) {
+                *it = then.clone();
+                // What the restart before asked for is not for this one.
+                it.coming = 0;
+                self.replay.seen_from = before.replay.seen_from;
+            }
+        }
         // The kubelet may have wanted for long what was shown.
         for it in &mut self.progress {
             let then = it.member.old_id().and_then(|id| before.of_old(id));

@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::ContainerKind;
 use crate::node::{Instance, Instances};
-use crate::plan::Plan;
+use crate::plan::{Member, Plan};
 use crate::times::{STARTS_LIMIT, time_of_recording};
 use progress::{OldState, Progress};
 use replay::Replay;
@@ -171,6 +171,12 @@ impl Machine {
         let mut others = self.progress.iter().filter(|it| it.member.name != *name);
         let waits = |it: &Progress| it.old_has_ended() && !it.is_new();
         self.phase != Phase::Over && others.any(waits)
+    }
+
+    /// That container, if it runs again and the exit before that is still held.
+    pub(crate) fn begun_unseen(&self, name: &ContainerName) -> Option<&Member> {
+        let begun = self.get(name).filter(|it| it.is_new() && self.hides(it));
+        begun.map(|it| &it.member)
     }
 
     /// Whether that container ran before, and has yet to start again.

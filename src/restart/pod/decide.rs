@@ -128,6 +128,9 @@ impl Pod {
         let request = trigger.request.as_ref();
         if withdrawn {
             self.release_all(now);
+        } else if request.is_none() && self.is_replaced(&trigger.container) {
+            // Another exit was asked about as well, and its restart is of both.
+            self.decide(&trigger.container, now);
         } else if !self.deleting && request.is_none_or(|it| self.is_still_asked(it)) {
             self.begin(trigger, action, now);
         }
@@ -292,6 +295,12 @@ impl Pod {
         // One container alone replaces no restart of the whole pod.
         let replaced = machine.filter(|it| action.is_whole_pod() || !it.plan().is_whole_pod());
         for member in &mut members {
+            // One container's exit may have yet to be seen when another one asks.
+            let begun = replaced.filter(|_| !action.is_whole_pod() && member.name != trigger.name);
+            if let Some(begun) = begun.and_then(|it| it.begun_unseen(&member.name)) {
+                *member = begun.clone();
+                continue;
+            }
             // One that waits for its start in a restart which this one replaces.
             let waits = replaced.is_some_and(|it| it.is_to_run_again(&member.name));
             member.runs_unrecorded = member.was_running() && self.completed.contains(&member.name);

@@ -7,6 +7,7 @@ use super::{Command, Course, Finished, Pod, Task};
 use crate::clock::Moment;
 use crate::ids::{ContainerId, ContainerName};
 use crate::node::{Instance, InstanceState};
+use crate::plan::RestartId;
 use crate::restart::machine::{Event, Machine, Outcome, Phase, Record};
 
 impl Pod {
@@ -103,10 +104,16 @@ impl Pod {
         }
     }
 
-    /// What it wanted done when its restart was over has been done. Returns that restart, unless another has taken its
-    /// place meanwhile.
-    pub(crate) fn finish(&mut self, outcome: Outcome, now: &Moment) -> Option<Finished> {
-        let machine = self.machine.take_if(|it| it.phase() == Phase::Over)?;
+    /// What it wanted done when that restart was over has been done. Returns it, unless another has taken its place
+    /// meanwhile.
+    pub(crate) fn finish(
+        &mut self,
+        restart: &RestartId,
+        outcome: Outcome,
+        now: &Moment,
+    ) -> Option<Finished> {
+        let is_over = |it: &mut Machine| it.phase() == Phase::Over && it.plan().id == *restart;
+        let machine = self.machine.take_if(is_over)?;
         // It began with the machine.
         let course = self.course.take()?;
         // One before may have ended with a plugin that died before all were removed.

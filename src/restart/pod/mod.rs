@@ -197,15 +197,21 @@ impl Pod {
         }
     }
 
-    /// The kubelet has ended the container that asked, to start it again: natively no rule heeds that. A request stands.
-    pub(crate) fn call_off(&mut self, now: &Moment) {
-        let requested = self.plan().is_some_and(|it| it.trigger.request.is_some());
-        let event = if requested {
-            Event::Announced
-        } else {
-            Event::CalledOff
-        };
-        self.feed(event, now);
+    /// Whoever watches the pod has been told of that restart, and the kubelet is not ending the pod, as far as can be told in
+    /// time.
+    pub(crate) fn announced(&mut self, restart: &RestartId, now: &Moment) {
+        if self.plan().is_some_and(|it| it.id == *restart) {
+            self.feed(Event::Announced, now);
+        }
+    }
+
+    /// The kubelet has ended the container that asked for that restart, to start it again: natively no rule heeds that. A
+    /// request stands.
+    pub(crate) fn call_off(&mut self, restart: &RestartId, now: &Moment) {
+        match self.plan().filter(|it| it.id == *restart) {
+            Some(plan) if plan.trigger.request.is_none() => self.feed(Event::CalledOff, now),
+            _ => self.announced(restart, now),
+        }
     }
 
     /// The kubelet, or we, made a container.

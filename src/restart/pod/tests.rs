@@ -7,8 +7,9 @@ use crate::back_off::BackOff;
 use crate::ids::PodKey;
 use crate::kube::KubeletFeatures;
 use crate::node::Maker;
+use crate::plan::Trigger;
 use crate::policy::{Action, Start, Unread};
-use crate::restart::machine::Outcome;
+use crate::restart::machine::{Effect, Outcome};
 
 impl Pod {
     /// Whether its manifest has been found.
@@ -210,7 +211,11 @@ fn spec(restart_policy: &str, annotations: &serde_json::Value) -> Arc<PodSpec> {
 
 /// With a rule that restarts one container at 42, and one that restarts all at 43.
 fn with_three() -> (Pod, Moment) {
-    let (mut pod, now) = (pod(Start::Kubelet), moment());
+    with_three_of(Start::Kubelet)
+}
+
+fn with_three_of(start: Start) -> (Pod, Moment) {
+    let (mut pod, now) = (pod(start), moment());
     let rules = "[{action: Restart, exitCodes: {operator: In, values: [42]}}, \
                   {action: RestartAllContainers, exitCodes: {operator: In, values: [43]}}]";
     let unread = Unread::of([("restart-rules.reprise.dev", rules)]);
@@ -244,6 +249,55 @@ fn containers_that_restart_alone_at_once_start_together_and_no_other_does() {
     assert!(pod.is_held(&"a-0".into()) && pod.is_held(&"b-0".into()));
 }
 
+/// Until the kubelet has listed what runs again, the exit before that is not to be seen, whoever asks meanwhile.
+#[test]
+fn an_exit_that_is_held_behind_what_runs_again_stays_held_when_another_container_restarts_alone() {
+    let (mut pod, now) = with_three_of(Start::Auto);
+    let spec = json!({
+        "metadata": {"name": "p", "namespace": "n", "uid": "u"},
+        "spec": {
+            "restartPolicy": "Never",
+            "containers": [{"name": "a"}, {"name": "b"}, {"name": "c"}],
+        },
+    });
+    let spec = PodSpec::from_pod(&serde_json::from_value(spec).unwrap(), "node");
+    pod.spec_changed(Arc::new(spec.unwrap()), &now);
+    let restart = |pod: &mut Pod, name: &str| {
+        let id = pod.plan().unwrap().id.clone();
+        pod.announced(&id, &now);
+        pod.feed(Event::Recovered(Ok(())), &now);
+        let made = ContainerId::from(format!("{name}-1").as_str());
+        let attempt = Instance {
+            maker: Maker::Replay,
+            attempt: crate::ids::Attempt(1),
+            state: InstanceState::Created,
+            ..Instance::running(name)
+        };
+        pod.created(made.clone(), attempt.clone());
+        pod.attempt_made(&id, &made, attempt, Duration::from_secs(1), &now);
+        pod.started(&made, &now);
+    };
+    exits(&mut pod, "a-0", 42, &now);
+    pod.feed(Event::Called, &now);
+    restart(&mut pod, "a");
+    assert!(pod.is_held(&"a-0".into()));
+    exits(&mut pod, "b-0", 42, &now);
+    assert_eq!(members(&pod), ["a", "b"]);
+    restart(&mut pod, "b");
+    assert!(pod.is_held(&"a-0".into()) && pod.is_held(&"b-0".into()));
+    let later = Moment {
+        at: now.at + Duration::from_secs(10),
+        ..now
+    };
+    pod.feed(Event::Tick, &later);
+    assert!(!pod.is_held(&"a-0".into()) && !pod.is_held(&"b-0".into()));
+    let killed = pod.commands();
+    let killed = killed
+        .iter()
+        .any(|it| matches!(it, Command::Do(order) if matches!(order.effect, Effect::Kill(_))));
+    assert!(!killed, "what runs again was ended");
+}
+
 #[test]
 fn a_container_that_is_to_restart_alone_in_the_middle_of_a_whole_restart_restarts_the_whole() {
     let (mut pod, now) = with_three();
@@ -262,6 +316,27 @@ fn a_container_that_is_to_restart_alone_in_the_middle_of_a_whole_restart_restart
     exits(&mut pod, "a-1", 42, &now);
     assert!(pod.plan().unwrap().is_whole_pod());
     assert_eq!(members(&pod), ["a", "b", "c"]);
+}
+
+#[test]
+fn two_exits_of_a_static_pod_that_are_asked_about_at_once_are_one_restart() {
+    let (mut pod, now) = with_three();
+    pod.manifest = Some("p.yaml".into());
+    for id in ["a-0", "b-0"] {
+        exits(&mut pod, id, 43, &now);
+    }
+    assert!(pod.plan().is_none());
+    let asked = pod.commands().into_iter().filter_map(|it| match it {
+        Command::AskManifest(trigger, action, _) => Some((trigger, action)),
+        _ => None,
+    });
+    let asked: Vec<(Trigger, Action)> = asked.collect();
+    for (trigger, action) in &asked {
+        pod.manifest_asked(trigger, *action, false, &now);
+        assert_eq!(pod.plan().unwrap().trigger.container, "a-0".into());
+    }
+    assert_eq!((asked.len(), pod.restarts), (2, 1));
+    assert!(pod.is_held(&"b-0".into()));
 }
 
 #[test]
@@ -459,9 +534,14 @@ fn a_restart_is_called_off_unless_something_was_killed_for_it_and_then_there_was
     pod.feed(Event::Called, &now);
     let past = pod.past_before.clone();
     assert_ne!(pod.past, past);
-    pod.call_off(&now);
+    // What is said of another restart comes too late.
+    let (other, restart) = (RestartId("other".into()), pod.plan().unwrap().id.clone());
+    pod.call_off(&other, &now);
+    assert!(pod.is_held(&a));
+    pod.call_off(&restart, &now);
     assert!(!pod.is_held(&a));
-    pod.finish(Outcome::CalledOff, &now).unwrap();
+    assert!(pod.finish(&other, Outcome::Completed, &now).is_none());
+    pod.finish(&restart, Outcome::CalledOff, &now).unwrap();
     assert_eq!(pod.past, past);
 }
 

@@ -10,6 +10,8 @@ use crate::kube::{ContainerKind, RestartPolicy};
 use crate::policy::Action;
 
 pub(super) const INIT_FAILURE: ExitCode = ExitCode(3);
+/// What the second trigger ends with.
+pub(super) const SECOND: ExitCode = ExitCode(43);
 
 pub(super) const LONGEST_FAULT: Ms = 20_000;
 
@@ -64,6 +66,8 @@ pub(super) struct Case {
     pub(super) unhooked: Option<usize>,
     /// Another container ends by itself, that long after the beginning.
     pub(super) own_exit: Option<(usize, Ms, ExitCode)>,
+    /// Another container has a rule of its own, and ends as that one names, that long after the beginning.
+    pub(super) second: Option<(usize, Ms, Action)>,
     /// The trigger asks once more, that long after it has started again.
     pub(super) again: Option<Ms>,
     /// The first init container that runs fails.
@@ -161,6 +165,7 @@ impl Case {
         // Without the spec no order is kept.
         self.spec_known
             && self.unhooked.is_none()
+            && self.second.is_none()
             && self.again.is_none()
             && self.init_fails.is_none()
             && matches!(self.fault, Fault::None)
@@ -252,6 +257,7 @@ fn any_pod() -> impl Strategy<Value = Case> {
             unhooked: unhooked.map(|it| it.index(containers.len())),
             containers,
             own_exit: None,
+            second: None,
             again: None,
             init_fails: None,
             back_off: 0,
@@ -321,24 +327,35 @@ pub(super) fn any_case() -> impl Strategy<Value = Case> {
         0.1,
         prop::collection::vec((0u64..8000, any::<bool>()), 1..=2),
     );
-    let asks = (asks, any::<bool>());
+    // At the same time, or later in a restart. More often than not by the same rule.
+    let when = prop_oneof![0u64..300, 0u64..8000];
+    let action = prop::option::weighted(0.4, any_action());
+    let second = prop::option::weighted(0.35, (any::<Index>(), when, action));
+    let asks = (asks, any::<bool>(), second);
     let last = (cut, late, then, at_turn, stops_with, often, asks);
     (any_pod(), exits, around, luck, last).prop_map(|(pod, exits, around, luck, last)| {
-        let (cut, late, then, at_turn, stops_with, often, (asks, asked)) = last;
+        let (cut, late, then, at_turn, stops_with, often, (asks, asked, second)) = last;
         let (own_exit, again, init_fails, back_off, grace, probe, replay, turn, tells) = exits;
         let (spec_known, api, (kubelet, inspecting), fault, deaths, deleted, nudges, collected) =
             around;
         // Only of a pod that is known it can be told, and no restart of one container answers it.
         let asks = asks.filter(|_| spec_known && pod.action != Action::Restart);
+        let second = second.map(|(at, when, action)| {
+            let at = at.index(pod.containers.len());
+            (at, when, action.unwrap_or(pod.action))
+        });
+        let second = second.filter(|(at, ..)| *at != pod.trigger && asks.is_none());
+        let stops = [Some(pod.action), second.map(|it| it.2)].contains(&Some(Action::RestartPod));
         let then = back_off.map(|long| (long + then).saturating_sub(400));
         let at_turn = turn.zip(at_turn).map(|(turn, after)| turn + after);
         Case {
             own_exit: own_exit.map(|(at, when, code)| (at.index(pod.containers.len()), when, code)),
+            second,
             again,
             init_fails,
             back_off: back_off.unwrap_or_default(),
             // None, less than exits can be held, and more.
-            grace: if pod.action == Action::RestartPod {
+            grace: if stops {
                 [0, 1000, 4000, 30_000][grace]
             } else {
                 0

@@ -20,9 +20,9 @@ use proptest::test_runner::{FileFailurePersistence, RngSeed, TestRunner};
 use crate::back_off::Past;
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::node::Maker;
-use crate::plan::{Generation, Plan};
+use crate::plan::{Generation, Plan, RestartId};
 use crate::restart::machine::{Event, Phase, Record};
-use case::{Case, Fault, Kind, any_case};
+use case::{Case, Fault, Kind, SECOND, any_case};
 use kubelet::{Kubelet, KubeletsCall};
 use plugin::Plugin;
 use runtime::{Is, Runtime};
@@ -51,6 +51,7 @@ const MUST_BE_REACHED: &[&str] = &[
     "it is shown while others stop",
     "a replay after a back-off",
     "a restart replaces another, or follows it",
+    "two containers restart alone together",
     "somebody asks: no restart",
     "somebody asks: Down",
     "somebody asks: Up",
@@ -133,7 +134,7 @@ enum Job {
     Connect(u32),
     Work(u32),
     Called(u32),
-    Announced(u32),
+    Announced(u32, RestartId),
     Recovered(u32),
     Recorded(u32, BTreeSet<ContainerId>, BTreeSet<ContainerId>),
     Replayed(u32, ContainerId),
@@ -152,7 +153,7 @@ impl Job {
             Self::Connect(epoch)
             | Self::Work(epoch)
             | Self::Called(epoch)
-            | Self::Announced(epoch)
+            | Self::Announced(epoch, _)
             | Self::Recovered(epoch)
             | Self::Recorded(epoch, ..)
             | Self::Replayed(epoch, ..)
@@ -279,6 +280,8 @@ impl World {
             self.runtime.containers.get_mut(&id).unwrap().hooked = case.unhooked != Some(at);
             if at == case.trigger && !case.asked {
                 self.after(0, Job::Exit(id, case.code));
+            } else if let Some((_, when, _)) = case.second.filter(|it| it.0 == at) {
+                self.after(when, Job::Exit(id, SECOND));
             } else if let Some((_, when, code)) = case.own_exit.filter(|own| own.0 == at) {
                 self.after(when, Job::Exit(id, code));
             }
@@ -383,7 +386,9 @@ impl World {
             Job::Connect(_) => self.connect(),
             Job::Work(_) => self.work(),
             Job::Called(_) => self.called(),
-            Job::Announced(_) => self.feed(Event::Announced),
+            Job::Announced(_, restart) => {
+                self.tell(|pod, now| pod.announced(&restart, now));
+            }
             Job::Recovered(_) => self.recovered(),
             Job::Recorded(_, seen, started) => {
                 self.feed(Event::Recorded(seen));

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::case::{Kind, Version};
+use super::case::{Kind, SECOND, Version};
 use super::runtime::{Container, Is};
 use super::{BEGIN, Call, Case, Job, Ms, World};
 use crate::back_off::{BackOff, Past};
@@ -112,19 +112,28 @@ pub(super) fn past(case: &Case) -> Past {
 }
 
 fn written(case: &Case) -> Written {
-    let rules = json!([{
-        "action": format!("{:?}", case.action),
-        "exitCodes": {"operator": "In", "values": [case.code.0]},
-    }]);
-    let rules_key = format!(
-        "restart-rules.reprise.dev/container.{}",
-        case.trigger_name()
-    );
+    let rule = |at: usize, action: Action, code: ExitCode| {
+        let key = format!(
+            "restart-rules.reprise.dev/container.{}",
+            case.containers[at].0
+        );
+        let rules = json!([{
+            "action": format!("{action:?}"),
+            "exitCodes": {"operator": "In", "values": [code.0]},
+        }]);
+        (key, rules.to_string())
+    };
+    let second = case.second.map(|(at, _, action)| rule(at, action, SECOND));
     let options = json!({"gracePeriodSeconds": case.grace / 1000});
-    let (rules, options) = (rules.to_string(), options.to_string());
-    let options_key = "restart-options.reprise.dev";
-    let annotations = [(rules_key.as_str(), &*rules), (options_key, &*options)];
-    Written::read(&Unread::of(annotations))
+    let options = (
+        "restart-options.reprise.dev".to_owned(),
+        options.to_string(),
+    );
+    let annotations = [rule(case.trigger, case.action, case.code), options];
+    let annotations = annotations.iter().chain(&second);
+    Written::read(&Unread::of(
+        annotations.map(|(key, value)| (key.as_str(), value.as_str())),
+    ))
 }
 
 fn spec(case: &Case, request: Option<&str>) -> PodSpec {
@@ -531,6 +540,10 @@ impl World {
             self.reach("it begins anew");
         } else if !self.decisions.is_empty() {
             self.reach("a restart replaces another, or follows it");
+            let alone = plan.members.iter().filter(|it| it.is_to_run).count();
+            if !plan.is_whole_pod() && alone > 1 {
+                self.reach("two containers restart alone together");
+            }
         }
         let starter = match plan.starter {
             Starter::Plugin => "by replay",
@@ -583,7 +596,8 @@ impl World {
                 self.condition = restarting && order.record.plan.condition.is_some();
                 // An API server that has gone silent is waited for once, and not for long after that.
                 let patience = if self.case.api { self.upto(400) } else { 2000 };
-                self.after(patience, Job::Announced(self.epoch));
+                let restart = generation.0.clone();
+                self.after(patience, Job::Announced(self.epoch, restart));
             }
             Effect::Kill(id) => {
                 let grace = self.grace_of(&id);
@@ -595,7 +609,9 @@ impl World {
             }
             Effect::Remove(id) => self.sweep(id),
             Effect::Finish(outcome) => {
-                if let Some(finished) = self.tell(|pod, now| pod.finish(outcome, now)).flatten() {
+                let restart = &generation.0;
+                let finished = self.tell(|pod, now| pod.finish(restart, outcome, now));
+                if let Some(finished) = finished.flatten() {
                     self.record = None;
                     self.past = finished.past;
                     if finished.plan.joined.is_some() {

@@ -22,13 +22,7 @@ impl World {
         if matches!(phase, PodPhase::Pending | PodPhase::Running) {
             return;
         }
-        let never = self.case.policy == RestartPolicy::Never;
-        let failed = self
-            .runtime
-            .runs
-            .iter()
-            .any(|run| run.end == Some(INIT_FAILURE));
-        let its_own_doing = self.excused || self.decisions.is_empty() || (never && failed);
+        let its_own_doing = self.excused || self.decisions.is_empty() || self.is_to_fail();
         self.demand(its_own_doing, || format!("the pod is not {phase:?}"));
         self.ends(false);
     }
@@ -208,10 +202,7 @@ impl World {
         let restarted = |plan: &Plan, name: &ContainerName| plan.member(name).is_some_and(ran);
         let expected = |name: &ContainerName| {
             self.case.kind_of(name) != ContainerKind::Init
-                && self
-                    .decisions
-                    .last()
-                    .is_some_and(|plan| restarted(plan, name))
+                && self.decisions.iter().any(|plan| restarted(plan, name))
         };
         let lenient = self.excused && self.case.policy != RestartPolicy::Always;
         let mut containers = self.case.containers.iter();
@@ -235,13 +226,16 @@ impl World {
         self.demand(twice.is_none() || !listens, || {
             format!("{twice:?} runs twice for good")
         });
-        let halved = self.over.is_none() && self.plugin.is_some() && self.is_halved();
+        let lasts = self.over.is_none() && !self.is_to_fail();
+        let halved = lasts && self.plugin.is_some() && self.is_halved();
         self.demand(!halved, || {
             "no pod goes on with some of its containers".into()
         });
         // It says nothing of a pod in which one runs again that had completed.
         let own = self.case.own_exit.map(|(_, _, code)| code);
-        let mut codes = self.case.completed.into_iter().chain(own);
+        // Of two that ask, the one that comes second may have ended for good when that is known.
+        let second = self.case.second.map(|_| self.case.code);
+        let mut codes = self.case.completed.into_iter().chain(own).chain(second);
         let completed = codes.any(|code| !self.case.restarts_after(code));
         let unsaid = self.kubelet.stale && !completed && self.over.is_none() && !self.excused;
         self.demand(!unsaid, || "the kubelet says what it sees".into());
@@ -282,6 +276,13 @@ impl World {
             });
             self.demand(once, || "each container starts once".into());
         }
+    }
+
+    /// An init container has failed, for which the kubelet fails the pod as soon as it looks.
+    fn is_to_fail(&self) -> bool {
+        let mut runs = self.runtime.runs.iter();
+        let never = self.case.policy == RestartPolicy::Never;
+        never && runs.any(|run| run.end == Some(INIT_FAILURE))
     }
 
     /// Whether some regular containers run again, and others have ended for good by the restart.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{BEGIN, Call, Job, Ms, World};
+use super::{BEGIN, Call, Job, Ms, SECOND, World};
 use crate::exit_hold;
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::ContainerKind;
@@ -141,7 +141,7 @@ impl World {
 
     /// It is told to end, and does.
     pub(super) fn stop(&mut self, id: &ContainerId) {
-        let code = match self.case.grace {
+        let code = match self.grace_of(id) {
             0 => ExitCode::KILLED,
             _ => self.case.stops_with,
         };
@@ -168,7 +168,8 @@ impl World {
         }
         // Without the trigger, or by a restart of one container, the pod would be over.
         let regular = self.case.kind_of(&name) == ContainerKind::Regular;
-        let own = regular && !asked && code != self.case.code && code != ExitCode::KILLED;
+        let meant = [self.case.code, SECOND, ExitCode::KILLED].contains(&code);
+        let own = regular && !asked && !meant;
         let last = !self.case.regulars().any(|name| self.runtime.runs(name));
         let failed = self.case.asked && !asked && code != ExitCode::SUCCESS;
         let init = self.case.kind_of(&name) == ContainerKind::Init;

@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use serde_json::json;
 
 use crate::pod::LivePod;
-use crate::restarted::Before;
+use crate::restarted::{Before, TRIES};
 use crate::scenario::{Scenario, scenarios};
 use crate::shape::{Kind, Shape};
 use crate::stage::Stage;
@@ -76,8 +76,14 @@ async fn never_pod_runs_completed_containers_again(stage: Stage) -> Result<()> {
 }
 
 async fn never_pod_runs_completed_containers_again_when_replayed(stage: Stage) -> Result<()> {
-    let shape = three().started_by("Auto");
-    let pod = ran_again(&stage, shape, &[("loader", 0), ("checker", 7)], 42).await?;
+    let ended = [("loader", 0), ("checker", 7)];
+    for _ in 1..TRIES {
+        let pod = ran_again(&stage, three().started_by("Auto"), &ended, 42).await?;
+        if !pod.took_too_long() {
+            return pod.was_started_again_by("Auto");
+        }
+    }
+    let pod = ran_again(&stage, three().started_by("Auto"), &ended, 42).await?;
     pod.was_started_again_by("Auto")
 }
 

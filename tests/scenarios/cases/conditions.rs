@@ -31,7 +31,7 @@ const STOPPED: Duration = Duration::from_millis(120);
 /// What was killed is not made and started again in so little time.
 const LOOK: Duration = Duration::from_millis(2);
 /// What the second restart in a row waits for.
-const FIRST_BACK_OFF: Duration = Duration::from_secs(10);
+const FIRST_BACK_OFF: Duration = Duration::from_secs(30);
 /// On a busy node a moment is longer.
 const TRIES: usize = 4;
 
@@ -191,7 +191,8 @@ async fn condition_says_until_when_a_pod_backs_off(stage: Stage) -> Result<()> {
     let shape = Shape::never()
         .regular("trainer")
         .regular("logger")
-        .restarts_all("trainer", 42);
+        .restarts_all("trainer", 42)
+        .backs_off(FIRST_BACK_OFF.as_secs());
     let pod = stage.running(shape).await?;
     pod.restarts_all("trainer", 42).await?;
     let before = Before::of(&pod).await?;

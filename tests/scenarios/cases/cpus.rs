@@ -49,8 +49,7 @@ async fn stay_exclusive(stage: &Stage) -> Result<()> {
             "it has {own:?} of {cores:?}"
         );
 
-        let before = Before::of(&owner).await?;
-        owner.restarts_all("trainer", 42).await?;
+        let before = owner.restarts_all_since("trainer", 42).await?;
         owner.was_started_again_by(start)?;
         let again = owner.notes_since(&before)?;
         ensure!(again == own, "its cores were {own:?} and are {again:?}");

@@ -14,7 +14,7 @@ use crate::stage::Stage;
 use crate::wait::{self, PATIENCE};
 
 /// In which an exit is seen that nobody holds, on a busy node.
-const SOON: Duration = Duration::from_secs(2);
+const SOON: Duration = Duration::from_secs(5);
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
     telling_nodes_apart(scenarios![Alone:

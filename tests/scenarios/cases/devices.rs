@@ -5,7 +5,6 @@ use serde_json::json;
 
 use super::under;
 use crate::device_plugin::DevicePlugin;
-use crate::restarted::Before;
 use crate::scenario::Scenario;
 use crate::shape::RestartPolicy::{Always, Never};
 use crate::shape::Shape;
@@ -73,8 +72,7 @@ async fn keeps_devices(
         .restarts_all("trainer", 42)
         .started_by(start);
     let pod = stage.running(shape).await?;
-    let before = Before::of(&pod).await?;
-    pod.restarts_all("trainer", 42).await?;
+    let before = pod.restarts_all_since("trainer", 42).await?;
     let notes = pod.notes_since(&before)?;
     ensure!(notes == ["4:4:hello"], "{notes:?}");
     if vendor == EXEMPT {

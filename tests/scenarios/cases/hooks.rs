@@ -1,11 +1,12 @@
 //! Something keeps the hook from being made or from being run: the pod runs as well as it can without, and is told.
 
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use anyhow::{Result, ensure};
 use serde_json::json;
 
+use super::HOOKS_GIVE_UP;
 use crate::evidence::Deed;
 use crate::pod::LivePod;
 use crate::restarted::Before;
@@ -174,7 +175,7 @@ async fn exit_is_seen_soon_when_the_hook_is_gone(stage: Stage) -> Result<()> {
     let exit = evidence.iter().rfind(|it| it.deed == Deed::Exited(3));
     let took = exit.map(|exit| now.saturating_sub(exit.at));
     ensure!(
-        took.is_some_and(|took| took < Duration::from_secs(5)),
+        took.is_some_and(|took| took < HOOKS_GIVE_UP),
         "the exit was seen after {took:?}"
     );
     Ok(())

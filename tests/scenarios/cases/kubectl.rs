@@ -23,7 +23,7 @@ use crate::restarted::Before;
 use crate::scenario::{Scenario, scenarios};
 use crate::shape::Shape;
 use crate::stage::Stage;
-use crate::wait::PATIENCE;
+use crate::wait::{self, PATIENCE};
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
     [
@@ -197,13 +197,20 @@ async fn kubectl_proposes_names_of_pods(stage: Stage) -> Result<()> {
         (&["restart", "--max-un"], Some("--max-unavailable")),
     ] {
         let line = [&["__complete", "reprise"], line].concat();
-        let (code, said) = run(installed.kubectl(&line)).await?;
-        let mut words = said.lines().take_while(|word| !word.starts_with(':'));
-        let right = match proposed {
-            Some(word) => words.any(|it| it == word),
-            None => words.next().is_none(),
-        };
-        ensure!(code == Some(0) && right, "{line:?}: {code:?}: {said}");
+        // An API server that is slow is not waited for for long.
+        wait::until("the right word is proposed", PATIENCE, async || {
+            let (code, said) = run(installed.kubectl(&line)).await?;
+            let mut words = said.lines().take_while(|word| !word.starts_with(':'));
+            let right = match proposed {
+                Some(word) => words.any(|it| it == word),
+                None => words.next().is_none(),
+            };
+            let right = right && code == Some(0);
+            Ok(right
+                .then_some(())
+                .ok_or_else(|| format!("{line:?}: {code:?}: {said}")))
+        })
+        .await?;
     }
     Ok(())
 }
@@ -213,7 +220,8 @@ async fn kubectl_draws_a_bar_on_a_terminal(stage: Stage) -> Result<()> {
     let shape = || {
         let shape = Shape::never().init("fetch").at_first("sleep 1");
         let shape = shape.regular("trainer").restarts_all("trainer", 42);
-        shape.started_by("Replay")
+        // A request waits for nothing.
+        shape.started_by("Replay").backs_off(120)
     };
     let pods = [stage.running(shape()).await?, stage.running(shape()).await?];
     let [first, second] = pods.each_ref().map(|pod| &*pod.name);
@@ -235,14 +243,14 @@ async fn kubectl_draws_a_bar_on_a_terminal(stage: Stage) -> Result<()> {
     ensure!(code == Some(0) && drawn, "{code:?}: {said:?}");
     // By the dry run nobody has.
     for (pod, before) in pods.iter().zip(&before) {
-        pod.has_restarted(before).await?;
+        pod.has_restarted_or_begun_anew(before).await?;
     }
     let before = Before::of(&pods[1]).await?;
     let asked = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let (code, said) = run(installed.reprise(&["restart", second, "--now", "--wait"])).await?;
     ensure!(code == Some(0), "{code:?}: {said}");
-    pods[1].has_restarted(&before).await?;
-    pods[1].ran_soon_after(asked, &before)
+    pods[1].has_restarted_or_begun_anew(&before).await?;
+    pods[1].ran_soon_after(asked, &before, PATIENCE)
 }
 
 async fn kubectl_that_waits_in_vain_says_so_and_the_request_stands(stage: Stage) -> Result<()> {

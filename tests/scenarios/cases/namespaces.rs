@@ -4,7 +4,6 @@ use anyhow::{Result, bail, ensure};
 use serde_json::json;
 
 use super::under;
-use crate::restarted::Before;
 use crate::scenario::{Scenario, Skipped, scenarios, telling_nodes_apart};
 use crate::shape::RestartPolicy::{Always, Never};
 use crate::shape::Shape;
@@ -102,8 +101,7 @@ async fn has_users_of_its_own(stage: Stage, shape: Shape, start: &str) -> Result
     let pod = stage.running(shape).await?;
     let users = pod.notes().await?;
     ensure!(users.len() == 1 && users != ["0"], "{users:?}");
-    let before = Before::of(&pod).await?;
-    pod.restarts_all("trainer", 42).await?;
+    let before = pod.restarts_all_since("trainer", 42).await?;
     let again = pod.notes_since(&before)?;
     ensure!(again == users, "they were {users:?} and are {again:?}");
     pod.was_started_again_by(start)

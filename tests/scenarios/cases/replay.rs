@@ -162,8 +162,7 @@ fn limit(pod: &LivePod, before: &Before) -> Result<String> {
 
 async fn limited(stage: Stage, shape: Shape) -> Result<()> {
     let pod = stage.running(with_limits(shape)).await?;
-    let before = Before::of(&pod).await?;
-    has_replayed(&stage, &pod, 42).await?;
+    let before = has_replayed(&stage, &pod, 42).await?;
     let limit = limit(&pod, &before)?;
     ensure!(limit == "20000", "its limit is {limit}");
     Ok(())
@@ -218,6 +217,8 @@ async fn other_image(stage: Stage, shape: Shape) -> Result<()> {
     let container = json!({"name": "fetch", "image": other});
     pod.patch(&json!({"spec": {"initContainers": [container]}}))
         .await?;
+    // The plugin is to have heard of it.
+    sleep(TWO_RELISTS).await;
     pod.restarts_all("trainer", 42).await?;
     pod.restart_ended("no replay: fetch has another image by now")
 }
@@ -236,6 +237,8 @@ async fn moved_image(stage: Stage, shape: Shape) -> Result<()> {
         .running(replayed(shape.restarts_all("trainer", 42)))
         .await?;
     node.name_image(&node.other_image, &name).await?;
+    // The runtime is to have heard of it.
+    sleep(TWO_RELISTS).await;
     let before = Before::of(&pod).await?;
     pod.restarts_all("trainer", 42).await?;
     pod.restart_ended("no replay: trainer has another image by now")?;
@@ -258,8 +261,7 @@ async fn image_volume(stage: Stage, shape: Shape) -> Result<()> {
     let pod = stage
         .running(replayed(shape.restarts_all("trainer", 42)))
         .await?;
-    let before = Before::of(&pod).await?;
-    pod.restarts_all("trainer", 42).await?;
+    let before = pod.restarts_all_since("trainer", 42).await?;
     pod.restart_ended("all containers run again, by replay")?;
     let notes = pod.notes_since(&before)?;
     ensure!(notes == ["mounted"], "{notes:?}");
@@ -302,17 +304,18 @@ async fn has_written_to_hosts(stage: Stage, shape: Shape) -> Result<()> {
 async fn is_replayed(stage: Stage, shape: Shape, code: i32) -> Result<()> {
     let shape = replayed(shape.restarts_all("trainer", code));
     let pod = stage.running(shape).await?;
-    has_replayed(&stage, &pod, code).await
+    has_replayed(&stage, &pod, code).await?;
+    Ok(())
 }
 
 /// What is kept of each container, and told of it, is looked at after every replay.
-async fn has_replayed(stage: &Stage, pod: &LivePod, code: i32) -> Result<()> {
-    pod.restarts_all("trainer", code).await?;
+async fn has_replayed(stage: &Stage, pod: &LivePod, code: i32) -> Result<Before> {
+    let before = pod.restarts_all_since("trainer", code).await?;
     pod.restart_ended("all containers run again, by replay")?;
     for container in pod.containers().await? {
         has_log_link(stage, pod, container.name(), &container.id)?;
     }
-    Ok(())
+    Ok(before)
 }
 
 fn has_log_link(stage: &Stage, pod: &LivePod, name: &str, id: &str) -> Result<()> {
@@ -359,8 +362,7 @@ async fn variables(stage: Stage, shape: Shape) -> Result<()> {
 
 async fn replay_can_be_forced_on_pods_with_variables_of_others(stage: Stage) -> Result<()> {
     let pod = with_variable(&stage, Shape::never(), "Replay").await?;
-    let before = Before::of(&pod).await?;
-    pod.restarts_all("trainer", 42).await?;
+    let before = pod.restarts_all_since("trainer", 42).await?;
     pod.restart_ended("by replay")?;
     let notes = pod.notes_since(&before)?;
     ensure!(notes == ["old"], "{notes:?}");
@@ -391,8 +393,7 @@ async fn with_variable(stage: &Stage, shape: Shape, start: &str) -> Result<Arc<L
 
 async fn own_variables(stage: Stage, shape: Shape) -> Result<()> {
     let pod = with_own_variables(&stage, shape, json!({"example.com/other": "new"})).await?;
-    let before = Before::of(&pod).await?;
-    has_replayed(&stage, &pod, 42).await?;
+    let before = has_replayed(&stage, &pod, 42).await?;
     let notes = pod.notes_since(&before)?;
     ensure!(notes == ["old,,"], "{notes:?}");
     Ok(())

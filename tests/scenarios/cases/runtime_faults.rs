@@ -21,8 +21,9 @@ use crate::stage::Stage;
 use crate::under_way::UnderWay;
 use crate::wait::{self, PATIENCE};
 
-/// No exit is held for longer, whatever happens.
-const HOLD_LIMIT: Duration = Duration::from_secs(8);
+/// No exit is held for longer, whatever happens: eight seconds from the hook's question, which comes after the container's last
+/// words.
+const HOLD_LIMIT: Duration = Duration::from_millis(9500);
 
 /// A fault that lasts outlasts every hold.
 const FAULT: Duration = Duration::from_secs(10);

@@ -25,9 +25,7 @@ async fn always_pod_under_a_runtime_that_is_not_runc_restarts(stage: Stage) -> R
     for (container, hooks) in pod.hooks().await? {
         ensure!(hooks.is_empty(), "{container} has hooks {hooks:?}");
     }
-    let events = pod.events("NotProtected").await?;
-    let mut messages = events.iter().filter_map(|event| event.message.as_deref());
-    let told = messages.any(|message| message.contains("runtime handler runs no hooks"));
-    ensure!(told, "the pod is not told so: {events:?}");
+    pod.until_told("NotProtected", "runtime handler runs no hooks")
+        .await?;
     pod.restarts_all("trainer", 42).await
 }

@@ -146,6 +146,7 @@ async fn annotations_are_not_used_beside_rules_that_the_kubelet_acts_on(
     let pod = running(&stage, shape.restarts_all("trainer", 42)).await?;
     pod.restarts_alone("trainer", 42).await?;
     was_done_by(&stage, &pod, true)?;
+    pod.until_told("InvalidRestartRules", "").await?;
     let events = pod.events("InvalidRestartRules").await?;
     ensure!(events.len() == 1, "it was told {} times why", events.len());
     Ok(())

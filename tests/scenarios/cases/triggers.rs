@@ -15,7 +15,7 @@ use crate::stage::Stage;
 use crate::wait::{self, PATIENCE};
 
 /// Without being woken, the kubelet looks at a pod once a minute.
-const WOKEN: Duration = Duration::from_secs(20);
+const WOKEN: Duration = Duration::from_secs(45);
 
 /// A start takes some fifty milliseconds.
 const LOOK: Duration = Duration::from_millis(2);

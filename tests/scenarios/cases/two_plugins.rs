@@ -20,11 +20,11 @@ use crate::wait::{self, PATIENCE};
 const TRIES: usize = 4;
 /// What a container does that is stopped, and how long it may.
 const LINGERS: &str = r#"say "note stopping"; sleep 600"#;
-const GRACE: i64 = 40;
+const GRACE: i64 = 55;
 /// From the moment when a successor waits.
 const HEARS: Duration = Duration::from_secs(2);
 /// In which time another one is started meanwhile.
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(45);
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
     let mut scenarios = scenarios![Alone:
