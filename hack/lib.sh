@@ -13,6 +13,9 @@ readonly DEFAULT_K8S=1.37.2
 readonly DEFAULT_CONTAINERD=2.4.2
 
 readonly CACHE=${REPRISE_CACHE:-$HOME/.cache/reprise}
+# What this machine is called in a virtual one.
+# shellcheck disable=SC2034 # elsewhere
+readonly OUTSIDE=10.0.2.100
 
 # Progress is a shell comment, so that the output of `node.sh up` as a whole can be evaluated.
 say() { printf '# %s %s\n' "$(date +%T)" "$*"; }

@@ -211,7 +211,7 @@ the_package_installs_and_removes() {
 }
 
 # What the machine calls the API server outside.
-api_address() { echo "10.0.2.100:$(sed -n 's|^ *server: .*:||p' "$CONTROL_PLANES/$MACHINE/admin.kubeconfig")"; }
+api_address() { echo "$OUTSIDE:$(sed -n 's|^ *server: .*:||p' "$CONTROL_PLANES/$MACHINE/admin.kubeconfig")"; }
 
 # As the README says, on a node without a plugin.
 the_chart_installs_upgrades_and_removes() {

@@ -15,8 +15,6 @@ readonly VMS=${REPRISE_VMS:-/tmp/reprise-vms}
 readonly DEBIANS=(12 13)
 # The number goes up with what is in the image.
 readonly IMAGE=1
-# What this machine is called in there.
-readonly OUTSIDE=10.0.2.100
 
 # What runs it, and what runs in it beside NODE_PACKAGES.
 readonly VM_PACKAGES=(busybox-static qemu-system-x86 qemu-utils debootstrap e2fsprogs openssh-client)

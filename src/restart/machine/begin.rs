@@ -41,6 +41,7 @@ impl Machine {
         machine.effects.push(Effect::Save);
         if let Some(before) = before {
             machine.take_over(before);
+            machine.owe(before, held, now);
         }
         machine.begin_wait(before.is_some(), before, now);
         machine.advance(now);
@@ -48,21 +49,20 @@ impl Machine {
         (machine, effects)
     }
 
+    /// What is held of a restart before this one, and is none of this one's.
+    fn owe(&mut self, before: &Self, held: &BTreeMap<ContainerId, Instant>, now: Instant) {
+        let others = held.keys().filter(|id| !self.plan.knew(id));
+        let owed = others.filter(|id| before.plan.knew(id) || before.owed.contains(*id));
+        self.owed = owed.cloned().collect();
+        let from = before.replay.seen_from.max(before.owed_from);
+        self.owed_from = (!self.owed.is_empty()).then(|| from.unwrap_or(now));
+    }
+
     /// What shielded the very attempts that this restart is about goes on doing so.
     fn take_over(&mut self, before: &Self) {
         self.exits_told_until = before.exits_told_until;
         self.relist = before.relist;
         self.take_over_strays(before);
-        for it in &mut self.progress {
-            let begun = before.begun_unseen(&it.member.name);
-            let then = begun.filter(|then| then.old == it.member.old);
-            if let Some(then) = then.and_then(|then| before.get(&then.name)) {
-                *it = then.clone();
-                // What the restart before asked for is not for this one.
-                it.coming = 0;
-                self.replay.seen_from = before.replay.seen_from;
-            }
-        }
         // The kubelet may have wanted for long what was shown.
         for it in &mut self.progress {
             let then = it.member.old_id().and_then(|id| before.of_old(id));
@@ -210,6 +210,8 @@ impl Machine {
             probed: None,
             failing: false,
             ends_by: None,
+            owed: BTreeSet::new(),
+            owed_from: None,
             ending: BTreeSet::new(),
             placeholders_going: false,
         }

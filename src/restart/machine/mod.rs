@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 use crate::ids::{ContainerId, ContainerName};
 use crate::kube::ContainerKind;
 use crate::node::{Instance, Instances};
-use crate::plan::{Member, Plan};
+use crate::plan::Plan;
 use crate::times::{STARTS_LIMIT, time_of_recording};
 use progress::{OldState, Progress};
 use replay::Replay;
@@ -94,6 +94,10 @@ pub(crate) struct Machine {
     ends_by: Option<Instant>,
     /// Another process has begun it: until then hooks may come that it told to wait.
     hooks_by: Option<Instant>,
+    /// Exits that a restart before this one holds, behind attempts that run again, and when they may be seen: when the kubelet
+    /// has listed those.
+    owed: BTreeSet<ContainerId>,
+    owed_from: Option<Instant>,
     /// What runs beside a newer attempt, or in a pod that is to fail (see `is_halved`), until it has ended.
     ending: BTreeSet<ContainerId>,
     /// `Clear` removes containers first, then the placeholders that keep the kubelet waiting.
@@ -128,7 +132,7 @@ impl Machine {
         let next = next.chain(self.exits_forgotten_from());
         let next = next.chain(self.told_by()).chain(self.wakes_from());
         let next = next.chain(self.nudged_from()).chain(self.hooks_by);
-        let next = next.chain(self.starts_by);
+        let next = next.chain(self.starts_by).chain(self.owed_from);
         (self.phase != Phase::Over).then(|| next.fold(self.deadline, Instant::min))
     }
 
@@ -145,7 +149,12 @@ impl Machine {
 
     /// Whether the exit of this container belongs to the restart and must stay unseen for now.
     pub(crate) fn holds(&self, id: &ContainerId) -> bool {
-        self.of_old(id).is_some_and(|it| self.hides(it))
+        self.owes(id) || self.of_old(id).is_some_and(|it| self.hides(it))
+    }
+
+    /// Whether it belongs to a restart before this one.
+    pub(crate) fn owes(&self, id: &ContainerId) -> bool {
+        self.owed.contains(id)
     }
 
     fn hides(&self, it: &Progress) -> bool {
@@ -166,17 +175,19 @@ impl Machine {
         self.of_old(id).is_some()
     }
 
-    /// Whether it has ended any other container than that, and what is left of it waits for its start.
+    /// Whether it has ended any other container than that, and what is left of it waits for its start, or the whole pod has yet
+    /// to be seen.
     pub(crate) fn has_ended_others(&self, name: &ContainerName) -> bool {
         let mut others = self.progress.iter().filter(|it| it.member.name != *name);
-        let waits = |it: &Progress| it.old_has_ended() && !it.is_new();
+        let unseen = |it: &Progress| self.plan.is_whole_pod() && self.hides(it);
+        let waits = |it: &Progress| it.old_has_ended() && (!it.is_new() || unseen(it));
         self.phase != Phase::Over && others.any(waits)
     }
 
-    /// That container, if it runs again and the exit before that is still held.
-    pub(crate) fn begun_unseen(&self, name: &ContainerName) -> Option<&Member> {
-        let begun = self.get(name).filter(|it| it.is_new() && self.hides(it));
-        begun.map(|it| &it.member)
+    /// The containers that run again.
+    pub(crate) fn begun(&self) -> BTreeSet<ContainerName> {
+        let begun = self.progress.iter().filter(|it| it.running().is_some());
+        begun.map(|it| it.member.name.clone()).collect()
     }
 
     /// Whether that container ran before, and has yet to start again.

@@ -36,7 +36,7 @@ impl NewState {
     }
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct Progress {
     /// What it is, and how it was when the restart was decided.
     pub(super) member: Member,

@@ -29,6 +29,10 @@ impl Machine {
             // What goes then goes right after a relist, of which the next refusal tells.
             self.shields_recorded = false;
         }
+        if self.owed_from.take_if(|from| now >= *from).is_some() {
+            let owed = std::mem::take(&mut self.owed).into_iter();
+            self.effects.push(Effect::Release(owed.collect()));
+        }
         self.hooks_by.take_if(|by| now >= *by);
         self.starts_by.take_if(|by| now >= *by);
         self.unseen_until.take_if(|until| late || now >= *until);
@@ -251,6 +255,7 @@ impl Machine {
     pub(super) fn finish(&mut self, outcome: Outcome) {
         let mut held: Vec<ContainerId> = self.replayed_inits().cloned().collect();
         held.extend(self.progress.iter().flat_map(Progress::attempts).cloned());
+        held.extend(std::mem::take(&mut self.owed));
         self.phase = Phase::Over;
         self.effects.push(Effect::Release(held));
         self.announce(false);

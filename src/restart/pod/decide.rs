@@ -77,6 +77,14 @@ impl Pod {
             };
             return self.feed(event, now);
         }
+        if self.machine.as_ref().is_some_and(|it| it.owes(id)) {
+            return;
+        }
+        // A plugin before this one has replayed it, and nobody has seen its exit.
+        if self.is_followed(id) && self.holds.remove(id).is_some() {
+            self.decided.insert(id.clone());
+            return;
+        }
         if self.written.is_none() {
             return self.unjudged.push(id.clone());
         }
@@ -131,6 +139,9 @@ impl Pod {
         } else if request.is_none() && self.is_replaced(&trigger.container) {
             // Another exit was asked about as well, and its restart is of both.
             self.decide(&trigger.container, now);
+        } else if request.is_none() && self.is_followed(&trigger.container) {
+            // That restart is over.
+            self.holds.remove(&trigger.container);
         } else if !self.deleting && request.is_none_or(|it| self.is_still_asked(it)) {
             self.begin(trigger, action, now);
         }
@@ -243,11 +254,15 @@ impl Pod {
         if let Some(course) = &mut self.course {
             course.note_anew(&before, waited);
         }
+        // Of those that restart alone, what has begun goes on.
+        let machine = self.machine.as_ref();
+        let again: BTreeSet<ContainerName> = machine.map(Machine::begun).unwrap_or_default();
         let mut plan = self.draft(before.trigger.clone(), before.action, now);
         for member in &mut plan.members {
             let then = before.member(&member.name);
             // What the kubelet has started meanwhile is ended, and is to run again as well.
-            member.is_to_run |= then.is_some_and(|it| it.is_to_run);
+            let begun = !before.is_whole_pod() && again.contains(&member.name);
+            member.is_to_run |= then.is_some_and(|it| it.is_to_run) && !begun;
             let old = member.old_id();
             let was = then.is_some_and(|it| it.at_once);
             member.at_once = member.unhooked && (was || old.is_some_and(|id| !before.knew(id)));
@@ -295,12 +310,6 @@ impl Pod {
         // One container alone replaces no restart of the whole pod.
         let replaced = machine.filter(|it| action.is_whole_pod() || !it.plan().is_whole_pod());
         for member in &mut members {
-            // One container's exit may have yet to be seen when another one asks.
-            let begun = replaced.filter(|_| !action.is_whole_pod() && member.name != trigger.name);
-            if let Some(begun) = begun.and_then(|it| it.begun_unseen(&member.name)) {
-                *member = begun.clone();
-                continue;
-            }
             // One that waits for its start in a restart which this one replaces.
             let waits = replaced.is_some_and(|it| it.is_to_run_again(&member.name));
             member.runs_unrecorded = member.was_running() && self.completed.contains(&member.name);

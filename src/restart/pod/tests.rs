@@ -282,9 +282,11 @@ fn an_exit_that_is_held_behind_what_runs_again_stays_held_when_another_container
     restart(&mut pod, "a");
     assert!(pod.is_held(&"a-0".into()));
     exits(&mut pod, "b-0", 42, &now);
-    assert_eq!(members(&pod), ["a", "b"]);
+    assert_eq!(members(&pod), ["b"]);
     restart(&mut pod, "b");
     assert!(pod.is_held(&"a-0".into()) && pod.is_held(&"b-0".into()));
+    // It is asked about once more.
+    assert!(pod.decide_hold(&"a-0".into(), Duration::ZERO, &now));
     let later = Moment {
         at: now.at + Duration::from_secs(10),
         ..now
