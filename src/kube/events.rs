@@ -253,10 +253,10 @@ impl Publisher {
 
     /// Returns when to try again, if that may help. An event that is lost is not worth a warning: the log has the same.
     async fn deliver(&mut self, delivery: &mut Delivery) -> Option<Duration> {
-        let reason = delivery.series.reason.clone();
         let error = match timeout(LIMIT, self.publish(delivery)).await {
             Ok(Ok(())) => return None,
             Ok(Err(error)) if is_final(&error) => {
+                let reason = &delivery.series.reason;
                 tracing::debug!(%error, reason, "the API server refuses an event");
                 return None;
             }
@@ -265,6 +265,7 @@ impl Publisher {
         };
         let pause = delivery.pauses.next();
         if pause.is_none() {
+            let reason = &delivery.series.reason;
             tracing::debug!(error, reason, "could not publish an event");
         }
         pause

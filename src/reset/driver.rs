@@ -251,14 +251,14 @@ impl Resets {
 
     /// The pod as it is, who would make a new one, and the stamp of what was reserved.
     async fn reserve(&self, task: &Task) -> Result<(Pod, Owner, Version, i64), Outcome> {
-        for _ in 1..MOST_LOOKS {
+        for _ in 0..MOST_LOOKS {
             match self.try_reserve(task).await {
                 // One that crashes changes by the second.
                 Err(Outcome::Changed) => {}
                 answer => return answer,
             }
         }
-        self.try_reserve(task).await
+        Err(Outcome::Changed)
     }
 
     async fn try_reserve(&self, task: &Task) -> Result<(Pod, Owner, Version, i64), Outcome> {

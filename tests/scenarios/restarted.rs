@@ -345,6 +345,15 @@ impl LivePod {
         Ok(())
     }
 
+    /// The kubelet may see that before the plugin has said so.
+    pub(crate) async fn until_restart_ended(&self, how: &str) -> Result<()> {
+        wait::until("the plugin says so", PATIENCE, async || {
+            let ended = self.restart_ended(how);
+            Ok(ended.map_err(|error| error.to_string()))
+        })
+        .await
+    }
+
     /// As its `start` in the options says.
     pub(crate) fn was_started_again_by(&self, start: &str) -> Result<()> {
         self.restart_ended(match start {

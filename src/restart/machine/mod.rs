@@ -184,10 +184,9 @@ impl Machine {
         self.phase != Phase::Over && others.any(waits)
     }
 
-    /// The containers that run again.
-    pub(crate) fn begun(&self) -> BTreeSet<ContainerName> {
-        let begun = self.progress.iter().filter(|it| it.running().is_some());
-        begun.map(|it| it.member.name.clone()).collect()
+    /// Whether that container runs again.
+    pub(crate) fn runs_again(&self, name: &ContainerName) -> bool {
+        self.get(name).is_some_and(|it| it.running().is_some())
     }
 
     /// Whether that container ran before, and has yet to start again.

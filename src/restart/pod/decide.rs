@@ -133,15 +133,13 @@ impl Pod {
         now: &Moment,
     ) {
         // Whoever asks is heard at every news of the pod.
-        let request = trigger.request.as_ref();
+        let (request, ended) = (trigger.request.as_ref(), &trigger.container);
+        let is_restarted = self.is_replaced(ended) || self.is_followed(ended);
         if withdrawn {
             self.release_all(now);
-        } else if request.is_none() && self.is_replaced(&trigger.container) {
-            // Another exit was asked about as well, and its restart is of both.
-            self.decide(&trigger.container, now);
-        } else if request.is_none() && self.is_followed(&trigger.container) {
-            // That restart is over.
-            self.holds.remove(&trigger.container);
+        } else if request.is_none() && is_restarted {
+            // Another exit was asked about as well, and its restart is of both, or was.
+            self.decide(ended, now);
         } else if !self.deleting && request.is_none_or(|it| self.is_still_asked(it)) {
             self.begin(trigger, action, now);
         }
@@ -255,13 +253,12 @@ impl Pod {
             course.note_anew(&before, waited);
         }
         // Of those that restart alone, what has begun goes on.
-        let machine = self.machine.as_ref();
-        let again: BTreeSet<ContainerName> = machine.map(Machine::begun).unwrap_or_default();
+        let alone = self.machine.as_ref().filter(|_| !before.is_whole_pod());
         let mut plan = self.draft(before.trigger.clone(), before.action, now);
         for member in &mut plan.members {
             let then = before.member(&member.name);
             // What the kubelet has started meanwhile is ended, and is to run again as well.
-            let begun = !before.is_whole_pod() && again.contains(&member.name);
+            let begun = alone.is_some_and(|it| it.runs_again(&member.name));
             member.is_to_run |= then.is_some_and(|it| it.is_to_run) && !begun;
             let old = member.old_id();
             let was = then.is_some_and(|it| it.at_once);

@@ -77,14 +77,14 @@ async fn never_pod_runs_completed_containers_again(stage: Stage) -> Result<()> {
 
 async fn never_pod_runs_completed_containers_again_when_replayed(stage: Stage) -> Result<()> {
     let ended = [("loader", 0), ("checker", 7)];
-    for _ in 1..TRIES {
+    let mut tries = 0;
+    loop {
         let pod = ran_again(&stage, three().started_by("Auto"), &ended, 42).await?;
-        if !pod.took_too_long() {
+        tries += 1;
+        if tries == TRIES || !pod.took_too_long() {
             return pod.was_started_again_by("Auto");
         }
     }
-    let pod = ran_again(&stage, three().started_by("Auto"), &ended, 42).await?;
-    pod.was_started_again_by("Auto")
 }
 
 async fn never_pod_with_inits_runs_completed_containers_again(stage: Stage) -> Result<()> {

@@ -83,7 +83,8 @@ async fn is_past_its_deadline(stage: Stage, shape: Shape) -> Result<()> {
 /// `in_a_restart`: it is stopping for one by then. Once more where the plugin was not told in time that the kubelet was ending
 /// the pod.
 async fn ends_past_its_deadline(stage: &Stage, shape: &Shape, in_a_restart: bool) -> Result<()> {
-    for attempt in 1.. {
+    let mut tries = 0;
+    loop {
         let pod = stage.running(shape.clone()).await?;
         if in_a_restart {
             pod.exit("trainer", 42).await?;
@@ -93,11 +94,11 @@ async fn ends_past_its_deadline(stage: &Stage, shape: &Shape, in_a_restart: bool
         pod.patch(&json!({"spec": {"activeDeadlineSeconds": 1}}))
             .await?;
         let ended = ends_with_grace(&pod).await;
-        if ended.is_ok() || attempt == TRIES || !was_not_told(&pod)? {
+        tries += 1;
+        if ended.is_ok() || tries == TRIES || !was_not_told(&pod)? {
             return ended;
         }
     }
-    Ok(())
 }
 
 fn was_not_told(pod: &LivePod) -> Result<bool> {

@@ -90,12 +90,7 @@ async fn kubelet_is_woken_for_a_pod_of_which_nothing_is_left(stage: Stage) -> Re
     stage.node.signal("kubelet", Signal::CONT)?;
     woken?;
     pod.until_running().await?;
-    // The kubelet may see that before the plugin has said so.
-    wait::until("the plugin says so", PATIENCE, async || {
-        let ended = pod.restart_ended("all containers run again");
-        Ok(ended.map_err(|error| error.to_string()))
-    })
-    .await
+    pod.until_restart_ended("all containers run again").await
 }
 
 async fn until_all(pod: &LivePod, what: &str, of: fn(&Container) -> bool) -> Result<()> {

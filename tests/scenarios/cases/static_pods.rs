@@ -76,12 +76,7 @@ async fn static_pod_whose_mirror_was_deleted_restarts_in_place(stage: Stage) -> 
     })
     .await?;
     pod.until_running().await?;
-    // The kubelet may see that before the plugin has said so.
-    wait::until("the plugin says so", PATIENCE, async || {
-        let ended = pod.restart_ended("all containers run again");
-        Ok(ended.map_err(|error| error.to_string()))
-    })
-    .await
+    pod.until_restart_ended("all containers run again").await
 }
 
 /// Nobody tells the plugin whether such a kubelet acts on rules in a spec: it leaves them alone.
