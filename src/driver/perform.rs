@@ -163,7 +163,7 @@ impl Driver {
             Effect::Remove(id) => self.sweep(id),
             Effect::Finish(outcome) => self.finish(&plan.id, outcome).await,
             // Done at once in `apply`.
-            Effect::Release(_) | Effect::Again | Effect::FallBack(_) => {}
+            Effect::Release(_) | Effect::BeginAnew { .. } => {}
         }
     }
 
@@ -198,7 +198,7 @@ impl Driver {
         let told = reporter.condition(&story(&order.record.plan), api_uid, restarting);
         let endings = self.tools.endings.clone().filter(|_| restarting);
         if told.is_none() && endings.is_none() {
-            return self.tell(|pod, now| pod.announced(&order.record.plan.id, now));
+            return self.tell(|pod, now| pod.feed_to(&order.record.plan.id, Event::Announced, now));
         }
         let restart = order.record.plan.id.clone();
         let driver = Arc::clone(self);
@@ -221,13 +221,14 @@ impl Driver {
                 OptionFuture::from(ends).await.flatten()
             };
             let mut ends = pin!(ends);
+            let answer = |it| driver.tell(|pod, now| pod.feed_to(&restart, it, now));
             match timeout(patience, &mut ends).await {
                 Ok(Some(Ending::Pod)) => driver.tell(Pod::is_ending),
-                Ok(Some(Ending::Container)) => driver.tell(|pod, now| pod.call_off(&restart, now)),
-                Ok(None) => driver.tell(|pod, now| pod.announced(&restart, now)),
+                Ok(Some(Ending::Container)) => answer(Event::CalledOff),
+                Ok(None) => answer(Event::Announced),
                 Err(_) => {
                     tracing::debug!(pod = %pod.key, "not told in time what the kubelet is ending");
-                    driver.tell(|pod, now| pod.announced(&restart, now));
+                    answer(Event::Announced);
                     // The others of one that the kubelet starts again may be dead by then.
                     if ends.await == Some(Ending::Pod) {
                         driver.tell(Pod::is_ending);

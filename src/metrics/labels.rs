@@ -4,7 +4,7 @@ use crate::kube::StartDuty;
 use crate::plan::{Plan, Starter, Trigger, Way};
 use crate::policy::MatchedBy;
 use crate::replay::ReplayBlocker;
-use crate::restart::pod::Refused;
+use crate::restart::Refused;
 
 pub(super) fn trigger(trigger: &Trigger) -> &'static str {
     let by = trigger.rule.as_ref().map(|rule| rule.by);

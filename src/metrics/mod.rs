@@ -21,8 +21,9 @@ use prometheus_client::registry::{Metric, Registry, Unit};
 
 use crate::plan::Plan;
 use crate::replay::ReplayBlocker;
+use crate::restart::Refused;
 use crate::restart::machine::Outcome;
-use crate::restart::pod::{Refused, Timings};
+use crate::restart::pod::Timings;
 pub use handlers::{Handlers, Handling};
 pub use health::Health;
 pub(crate) use serve::serve_beside;

@@ -49,8 +49,8 @@ pub struct Member {
     /// known.
     #[serde(default)]
     pub may_have_succeeded: bool,
-    /// Whether the kubelet has recorded that it ended for good, and has started that one nevertheless: while it sees that run, or
-    /// wait, it records nothing of the pod (`checkContainerStateTransition`, `pkg/kubelet/status/status_manager.go`).
+    /// Whether the kubelet has recorded that it ended for good, and that one runs nevertheless, or the next one will: while it
+    /// sees it run, or wait, it records nothing of the pod (`checkContainerStateTransition`, `pkg/kubelet/status/status_manager.go`).
     #[serde(default)]
     pub runs_unrecorded: bool,
     /// How many placeholders shield it.

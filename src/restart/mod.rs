@@ -3,5 +3,8 @@
 
 pub mod machine;
 pub mod pod;
+mod refused;
 #[cfg(test)]
 mod sim;
+
+pub(crate) use refused::Refused;

@@ -173,7 +173,7 @@ impl Machine {
                 if self.plan.way == Way::Kept {
                     self.remove_olds(Self::is_cleared_away);
                 }
-                self.remove_replaced();
+                self.remove_unstarted(Progress::is_new);
                 self.end_hidden();
             }
         }

@@ -69,30 +69,18 @@ impl Machine {
         self.remove_olds(|_, it| it.member.placeholders > 0);
     }
 
-    /// What stands before containers that have not started yet, or was to be started.
-    pub(super) fn remove_shields(&mut self) {
-        let shields: Vec<Effect> = self.shields().cloned().map(Effect::Remove).collect();
-        self.effects.extend(shields);
-    }
-
-    fn shields(&self) -> impl Iterator<Item = &ContainerId> {
-        let shielded = self.progress.iter().filter(|it| !it.is_new());
-        shielded.flat_map(Progress::unstarted)
-    }
-
-    /// What nobody is to start any more.
-    pub(super) fn remove_unstarted(&mut self) {
-        let made = self.progress.iter().filter_map(|it| it.made.clone());
-        let standing = self.leftovers().into_iter().map(|(_, id)| id);
-        self.effects
-            .extend(standing.chain(made).map(Effect::Remove));
-    }
-
-    /// What stood before containers that have started.
-    pub(super) fn remove_replaced(&mut self) {
-        let replaced = self.progress.iter().filter(|it| it.is_new());
-        let unstarted = replaced.flat_map(Progress::unstarted).cloned();
+    /// What stands before these containers, or was to be started.
+    pub(super) fn remove_unstarted(&mut self, of: impl Fn(&Progress) -> bool) {
+        let these = self.progress.iter().filter(|it| of(it));
+        let unstarted = these.flat_map(Progress::unstarted).cloned();
         self.effects.extend(unstarted.map(Effect::Remove));
+    }
+
+    /// Whatever has not been started, and nobody is to start any more.
+    pub(super) fn remove_all_unstarted(&mut self) {
+        let waker = self.waker.id().cloned();
+        self.effects.extend(waker.map(Effect::Remove));
+        self.remove_unstarted(|_| true);
     }
 
     /// Lets the exits of these containers be seen, those of the attempts before as well.
@@ -179,8 +167,9 @@ impl Machine {
 
     pub(super) fn cleared(&self) -> bool {
         let mut away = self.progress.iter().filter(|it| self.is_cleared_away(it));
+        let shields = |it: &Progress| !it.is_new() && it.unstarted().next().is_some();
         let stay = !self.placeholders_going;
-        away.all(Progress::is_gone) && (stay || self.shields().next().is_none())
+        away.all(Progress::is_gone) && (stay || !self.progress.iter().any(shields))
     }
 
     /// Start order: each init container after those before it, regular ones after all (KEP-753).

@@ -30,18 +30,23 @@ impl Machine {
         self.enter(Phase::Up, now);
         self.announce(false);
         self.release_all();
-        self.remove_unstarted();
+        self.remove_all_unstarted();
     }
 
     /// Containers run that were not to start yet: the gate was not there. The kubelet will not run init
     /// containers while a regular one runs, so nothing but another generation leads to the start order.
     pub(super) fn again(&mut self, recent: bool, now: Instant) {
         if recent && self.plan.again < MOST_AGAIN {
-            self.phase = Phase::Over;
-            self.effects.push(Effect::Again);
+            let why = "containers were started out of order while the gate was away";
+            self.begin_anew(true, why.into());
         } else {
             self.leave_rest(now);
         }
+    }
+
+    pub(super) fn begin_anew(&mut self, disturbed: bool, why: String) {
+        self.phase = Phase::Over;
+        self.effects.push(Effect::BeginAnew { disturbed, why });
     }
 
     /// The kubelet goes on by itself; what is left is to take away what shields a container until it has started.
@@ -76,7 +81,7 @@ impl Machine {
         self.enter(Phase::Up, now);
         self.announce_down();
         self.release_all();
-        self.remove_replaced();
+        self.remove_unstarted(Progress::is_new);
         self.end_hidden();
     }
 

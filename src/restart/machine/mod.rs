@@ -33,6 +33,7 @@ use crate::ids::{ContainerId, ContainerName};
 use crate::kube::ContainerKind;
 use crate::node::{Instance, Instances};
 use crate::plan::Plan;
+use crate::restart::Refused;
 use crate::times::{STARTS_LIMIT, time_of_recording};
 use progress::{OldState, Progress};
 use replay::Replay;
@@ -205,14 +206,11 @@ impl Machine {
         self.phase != Phase::Over && (self.replaces(id) || self.ending.contains(id))
     }
 
-    /// Whether what runs is being killed, or is to be as soon as it is shielded.
-    pub(crate) fn kills_at_once(&self) -> bool {
-        self.plan.grace_ms == 0 && (self.killed || self.plan.shields_come_first())
-    }
-
-    /// The same of this container, though others have time to stop.
-    pub(crate) fn kills_now(&self, id: &ContainerId) -> bool {
-        self.waits() && self.of_old(id).is_some_and(|it| it.member.at_once)
+    /// Whether this container is being killed, or is to be as soon as it is shielded: all that run are, or it is, though others
+    /// have time to stop.
+    pub(crate) fn kills_at_once(&self, id: &ContainerId) -> bool {
+        let all = self.plan.grace_ms == 0 && (self.killed || self.plan.shields_come_first());
+        all || (self.waits() && self.of_old(id).is_some_and(|it| it.member.at_once))
     }
 
     /// Whether a container runs behind its shield.
@@ -277,8 +275,10 @@ impl Machine {
             self.heard = Some(now);
         }
         match event {
-            // A generation before may have told its containers to stop.
-            Event::CalledOff if !self.killed && self.plan.again == 0 => {
+            // A generation before may have told its containers to stop. A request stands.
+            Event::CalledOff
+                if !self.killed && self.plan.again == 0 && self.plan.trigger.request.is_none() =>
+            {
                 self.finish(Outcome::CalledOff);
             }
             // Too late to call it off, it is an answer all the same.
@@ -290,8 +290,10 @@ impl Machine {
             }
             Event::Made(name, id, took) => self.made(&name, id, now + time_of_recording(took)),
             Event::Stray(name, id) => self.strayed(&name, id),
-            Event::Recorded(ids) => self.recorded(&ids, now),
-            Event::Probed(ids) => self.probed = Some(ids),
+            Event::Recorded { seen, started } => {
+                self.probed = Some(started);
+                self.recorded(&seen, now);
+            }
             Event::Asked(request, waited) => self.join(request, waited, now),
             Event::Called => self.is_called(),
             Event::Queued => self.is_to_wait(),
@@ -355,52 +357,54 @@ impl Machine {
         &mut self,
         now: Instant,
         name: &ContainerName,
-    ) -> (Verdict, Vec<Effect>) {
-        let verdict = self.admit(now, name);
-        (verdict, self.take_effects())
-    }
-
-    fn admit(&mut self, now: Instant, name: &ContainerName) -> Verdict {
-        let verdict = self.judge(now, name);
+    ) -> (Result<(), Refused>, Vec<Effect>) {
+        let admitted = self.judge(now, name);
         // A kubelet that goes on asking for the wrong one has missed something.
-        if verdict != Verdict::OutOfOrder {
+        if !matches!(admitted, Err(Refused::OutOfOrder(..))) {
             self.heard = Some(now);
         }
-        verdict
+        (admitted, self.take_effects())
     }
 
-    fn judge(&mut self, now: Instant, name: &ContainerName) -> Verdict {
-        let Some(it) = self.get(name) else {
+    fn judge(&mut self, now: Instant, name: &ContainerName) -> Result<(), Refused> {
+        let Some(index) = self.progress.iter().position(|it| it.member.name == *name) else {
             // Not part of the restart: an ephemeral container, or action Restart of another one.
-            return Verdict::Admit;
+            return Ok(());
         };
+        let it = &self.progress[index];
+        let not_yet = Err(Refused::NotYet(self.plan.id.clone(), name.clone()));
         match self.phase {
             Phase::Down | Phase::Replay | Phase::Clear => {
-                if let Some(it) = self.get_mut(name) {
-                    it.wanted = it.shown.is_some();
-                }
-                Verdict::NotYet
+                self.progress[index].wanted = it.shown.is_some();
+                not_yet
             }
             Phase::Shielded => {
                 self.shields_recorded |= self.proves_recording(it) && self.is_undo_seen(now);
                 self.advance(now);
-                if self.start_at.is_some() {
-                    Verdict::BackOff
+                let waits = self.start_at.is_some();
+                if waits {
+                    self.backed_off(name)
                 } else {
-                    Verdict::NotYet
+                    not_yet
                 }
             }
-            Phase::Up if self.failing && !it.was_removed() => Verdict::NotYet,
-            Phase::Up if self.start_at.is_some_and(|at| now < at) => Verdict::BackOff,
+            Phase::Up if self.failing && !it.was_removed() => not_yet,
+            Phase::Up if self.start_at.is_some_and(|at| now < at) => self.backed_off(name),
             Phase::Up if self.is_turn_of(it) && !self.is_hasty(it, now) => {
-                if let Some(it) = self.get_mut(name) {
-                    it.admitted = Some(now);
-                }
-                Verdict::Admit
+                self.progress[index].admitted = Some(now);
+                Ok(())
             }
-            Phase::Up => Verdict::OutOfOrder,
-            Phase::Over => Verdict::Admit,
+            Phase::Up => Err(Refused::OutOfOrder(self.plan.id.clone(), name.clone())),
+            Phase::Over => Ok(()),
         }
+    }
+
+    fn backed_off(&self, name: &ContainerName) -> Result<(), Refused> {
+        Err(Refused::BackOff {
+            restart: self.plan.id.clone(),
+            name: name.clone(),
+            start_at: self.plan.start_at(),
+        })
     }
 }
 

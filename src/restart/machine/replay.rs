@@ -102,7 +102,7 @@ impl Machine {
             self.let_nothing_be_seen_before(now + time_of_recording(elapsed));
         }
         // While no gate was there the kubelet may have started one that has been made here as well.
-        self.remove_replaced();
+        self.remove_unstarted(Progress::is_new);
         let waiting = self.progress.iter().filter(|it| !it.is_new());
         let made = waiting.filter_map(|it| it.made.clone());
         self.effects.extend(made.map(Effect::Start));
@@ -402,7 +402,6 @@ impl Machine {
 
     /// What runs by now is ended again: whatever the kubelet sees must be something that it can go on from.
     fn fall_back(&mut self, why: String) {
-        self.phase = Phase::Over;
-        self.effects.push(Effect::FallBack(why));
+        self.begin_anew(false, why);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::tests::{FULL, PLAIN, World, there};
+use super::tests::{FULL, PLAIN, Verdict, World, there};
 use super::*;
 use crate::kube::RestartPolicy;
 use crate::node::{Instance, InstanceState, Maker};
@@ -190,7 +190,15 @@ fn a_replay_whose_attempt_vanishes_before_its_start_falls_back() {
     world.handle(made);
     assert!(world.machine.is_to_start(&"i-1".into()));
     world.handle(Event::Gone("i-1".into()));
-    let falls_back = |it: &Effect| matches!(it, Effect::FallBack(_));
+    let falls_back = |it: &Effect| {
+        matches!(
+            it,
+            Effect::BeginAnew {
+                disturbed: false,
+                ..
+            }
+        )
+    };
     assert!(world.log.iter().any(falls_back));
 }
 
@@ -201,7 +209,15 @@ fn a_replay_goes_on_when_what_the_kubelet_was_faster_than_is_removed() {
     world.handle(Event::Made("a".into(), "a-1".into(), MAKING));
     world.handle(Event::Started("a".into(), "a-2".into()));
     world.handle(Event::Gone("a-1".into()));
-    let falls_back = |it: &Effect| matches!(it, Effect::FallBack(_));
+    let falls_back = |it: &Effect| {
+        matches!(
+            it,
+            Effect::BeginAnew {
+                disturbed: false,
+                ..
+            }
+        )
+    };
     assert!(!world.log.iter().any(falls_back));
 }
 
@@ -560,7 +576,7 @@ fn a_plugin_that_comes_back_after_the_hold_leaves_what_shields() {
     let (machine, effects) = Machine::resume(plan, Phase::Replay, &there(&found), elapsed, now);
     assert_eq!(machine.phase(), Phase::Up);
     assert_eq!(machine.leftovers(), [("a".into(), "a-1".into())]);
-    let removes = |effect: &Effect| matches!(effect, Effect::Remove(_) | Effect::FallBack(_));
+    let removes = |effect: &Effect| matches!(effect, Effect::Remove(_) | Effect::BeginAnew { .. });
     assert!(!effects.iter().any(removes));
 }
 
@@ -572,7 +588,15 @@ fn a_plugin_that_comes_back_leaves_the_rest_to_the_kubelet() {
         let elapsed = Duration::from_secs(elapsed);
         let now = Instant::now();
         let (_, effects) = Machine::resume(plan.clone(), Phase::Replay, &there(&[]), elapsed, now);
-        let falls_back = effects.iter().any(|it| matches!(it, Effect::FallBack(_)));
+        let falls_back = effects.iter().any(|it| {
+            matches!(
+                it,
+                Effect::BeginAnew {
+                    disturbed: false,
+                    ..
+                }
+            )
+        });
         // What the kubelet has started meanwhile stays.
         assert_eq!(falls_back, !over);
     }

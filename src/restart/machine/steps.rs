@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use super::Machine;
-use super::progress::Progress;
+use super::progress::{OldState, Progress};
 use super::terms::{Effect, Outcome, Phase};
-use crate::ids::ContainerId;
-use crate::kube::ContainerKind;
+use crate::ids::{ContainerId, ExitCode};
+use crate::kube::{ContainerKind, RestartPolicy};
 use crate::plan::Way;
 use crate::policy::{Action, Request};
 use crate::times::{
@@ -25,9 +25,11 @@ impl Machine {
         self.trust_placeholders(now);
         self.unshield(now);
         self.remove_outnumbered();
-        if self.start_at.take_if(|at| now >= *at).is_some() && self.plan.removals_show {
+        if self.start_at.take_if(|at| now >= *at).is_some() {
+            // Until now it was asked to wait.
+            self.heard = Some(now);
             // What goes then goes right after a relist, of which the next refusal tells.
-            self.shields_recorded = false;
+            self.shields_recorded &= !self.plan.removals_show;
         }
         if self.owed_from.take_if(|from| now >= *from).is_some() {
             let owed = std::mem::take(&mut self.owed).into_iter();
@@ -79,7 +81,7 @@ impl Machine {
                     return false;
                 }
                 self.placeholders_going = true;
-                self.remove_shields();
+                self.remove_unstarted(|it| !it.is_new());
                 true
             }
             Phase::Clear if late || self.cleared() => {
@@ -174,6 +176,8 @@ impl Machine {
     fn leave_down(&mut self, now: Instant) {
         if !self.guard_stands() && !self.plan.is_by_policy() {
             return self.fail(now);
+        } else if self.has_succeeded() {
+            return self.begin_anew(false, "all its containers have succeeded".into());
         }
         self.announce_down();
         // An exit that the kubelet has seen for longer it backs off from, twice as long with each creation that is refused
@@ -208,6 +212,21 @@ impl Machine {
                 self.remove_shielded();
             }
         }
+    }
+
+    /// Whether the kubelet would take the pod for succeeded, and start none of it again, if it saw the exits that are held: the
+    /// last of them was no failure, which was not known when the restart was decided.
+    fn has_succeeded(&self) -> bool {
+        let mut regulars = self
+            .progress
+            .iter()
+            .filter(|it| it.is(ContainerKind::Regular));
+        let held = regulars.clone().any(|it| it.old == OldState::Held);
+        let succeeded = |it: &Progress| {
+            let stays = it.member.restart_policy == RestartPolicy::OnFailure;
+            stays && it.old_exit == Some(ExitCode::SUCCESS)
+        };
+        self.plan.way == Way::Kept && held && regulars.all(succeeded)
     }
 
     /// Whether the kubelet may be past the guard, and never want it again; where its policy has it start all, nothing need be
@@ -259,7 +278,7 @@ impl Machine {
         self.phase = Phase::Over;
         self.effects.push(Effect::Release(held));
         self.announce(false);
-        self.remove_unstarted();
+        self.remove_all_unstarted();
         self.effects.push(Effect::Finish(outcome));
     }
 }

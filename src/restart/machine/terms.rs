@@ -74,10 +74,12 @@ pub(crate) enum Event {
     Recovered(Result<(), String>),
     /// A new attempt of that container is there, and waits to be started. To make it took so long.
     Made(ContainerName, ContainerId, Duration),
-    /// The kubelet has seen these containers, by the pod's status.
-    Recorded(BTreeSet<ContainerId>),
-    /// To the kubelet these have started, by the same: their startup probes have succeeded, if they have any.
-    Probed(BTreeSet<ContainerId>),
+    /// By the pod's status the kubelet has seen these containers, and to it those have started: their startup probes have
+    /// succeeded, if they have any.
+    Recorded {
+        seen: BTreeSet<ContainerId>,
+        started: BTreeSet<ContainerId>,
+    },
     /// No new attempt of that container could be started, for this reason.
     NotReplayed(ContainerName, String),
     /// What a restart, or a generation, before had asked to be made of that container: this attempt, which is being removed, or
@@ -95,7 +97,7 @@ pub(crate) enum Event {
     Hooked(ContainerName),
     /// The pod is being deleted.
     Deleted,
-    /// The kubelet has ended the trigger by itself, and starts it again.
+    /// The kubelet has ended the trigger by itself, and starts it again: natively no rule heeds that.
     CalledOff,
     /// Somebody asks for what is under way, so long after it was decided.
     Asked(Request, Duration),
@@ -129,10 +131,9 @@ pub(crate) enum Effect {
     Release(Vec<ContainerId>),
     /// Remove this container as soon as its exit has been processed.
     Remove(ContainerId),
-    /// Containers were started behind our back, out of order: plan the restart anew from what there is now.
-    Again,
-    /// The replay has failed for this reason: plan the restart anew from what there is now, for the kubelet to start.
-    FallBack(String),
+    /// Plan the restart anew from what there is now, for the kubelet to start, for this reason: it was disturbed, because
+    /// containers were started behind our back, out of order, or the replay has failed.
+    BeginAnew { disturbed: bool, why: String },
     /// The restart is over; forget it on disk.
     Finish(Outcome),
 }
@@ -180,17 +181,4 @@ impl Outcome {
             Self::TimedOut => "TimedOut",
         }
     }
-}
-
-/// What the gate says of a container that the kubelet wants to create.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// It may be created.
-    Admit,
-    /// Not yet: the old containers are not out of the way.
-    NotYet,
-    /// Not yet: the pod restarts too often.
-    BackOff,
-    /// Another container must have started, or completed, before.
-    OutOfOrder,
 }

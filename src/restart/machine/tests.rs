@@ -21,6 +21,41 @@ use ContainerKind::{Init, Regular, Sidecar};
 /// How long making a placeholder takes.
 pub(super) const MADE: Duration = Duration::ZERO;
 
+/// Whether the restart begins anew because containers were started out of order.
+fn is_disturbed(effects: &[Effect]) -> bool {
+    let disturbed = |it: &Effect| {
+        matches!(
+            it,
+            Effect::BeginAnew {
+                disturbed: true,
+                ..
+            }
+        )
+    };
+    effects.iter().any(disturbed)
+}
+
+/// What the gate says, without words.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Admit,
+    NotYet,
+    BackOff,
+    OutOfOrder,
+}
+
+impl From<Result<(), Refused>> for Verdict {
+    fn from(admitted: Result<(), Refused>) -> Self {
+        match admitted {
+            Ok(()) => Self::Admit,
+            Err(Refused::NotYet(..)) => Self::NotYet,
+            Err(Refused::BackOff { .. }) => Self::BackOff,
+            Err(Refused::OutOfOrder(..)) => Self::OutOfOrder,
+            Err(other) => panic!("{other}: is the pod's to say"),
+        }
+    }
+}
+
 /// Plays the runtime: answers effects with events, in the order that `shuffle` says.
 pub(super) struct World {
     pub(super) machine: Machine,
@@ -103,8 +138,11 @@ impl World {
                         self.pending.push_back(Event::Started(name, id));
                     }
                 }
-                Effect::FallBack(why) => self.fell_back = Some(why),
-                Effect::Again | Effect::Start(_) => panic!("nobody else was here"),
+                Effect::BeginAnew {
+                    disturbed: false,
+                    why,
+                } => self.fell_back = Some(why),
+                Effect::BeginAnew { .. } | Effect::Start(_) => panic!("nobody else was here"),
                 Effect::Finish(outcome) => {
                     assert_eq!(self.finished.replace(outcome), None, "finished twice");
                 }
@@ -156,9 +194,9 @@ impl World {
     }
 
     pub(super) fn admit_create(&mut self, name: &str) -> Verdict {
-        let (verdict, effects) = self.machine.admit_create(self.now, &name.into());
+        let (admitted, effects) = self.machine.admit_create(self.now, &name.into());
         self.take(effects);
-        verdict
+        admitted.into()
     }
 
     fn start(&mut self, name: &str) {
@@ -663,7 +701,7 @@ fn a_kubelet_that_is_silent_is_woken() {
     assert_eq!(machine.phase(), Phase::Up);
     let wants = |machine: &Machine| machine.wants_shield(&WAKER.into());
     let mut now = machine.deadline().unwrap();
-    machine.admit_create(now, &"a".into());
+    let _ = machine.admit_create(now, &"a".into());
     machine.handle(now, Event::Tick);
     assert!(!wants(&machine), "it has wanted something");
     now += NUDGE_INTERVAL;
@@ -746,7 +784,7 @@ fn what_the_kubelet_began_in_order_since_the_decision_is_left_to_run() {
             begun,
         ];
         let (machine, effects) = resume(shape, Phase::Shielded, &seen, 1);
-        assert!(!effects.contains(&Effect::Again), "{effects:?}");
+        assert!(!is_disturbed(&effects), "{effects:?}");
         assert_eq!(machine.phase(), Phase::Clear);
     }
 }
@@ -770,7 +808,7 @@ fn a_restart_that_the_kubelet_has_gone_on_without_is_over() {
     };
     // Nothing had been killed when the plugin died, as it turns out.
     let (_, effects) = resume(shape, Phase::Down, &seen(InstanceState::Running), 20);
-    assert!(effects.contains(&Effect::Again), "{effects:?}");
+    assert!(is_disturbed(&effects), "{effects:?}");
     let (mut machine, _) = resume(shape, Phase::Down, &seen(InstanceState::Running), 90);
     let over = |outcome| Effect::Finish(outcome);
     let later = Instant::now() + STOP_LIMIT;
@@ -853,7 +891,7 @@ fn intruders() -> [Found; 5] {
 #[test]
 fn a_successor_that_finds_containers_started_without_their_inits_begins_anew() {
     let (_, effects) = resume(FULL, Phase::Shielded, &intruders(), 2);
-    assert_eq!(effects.last(), Some(&Effect::Again));
+    assert!(is_disturbed(&effects[effects.len() - 1..]));
 }
 
 #[test]
@@ -873,7 +911,7 @@ fn a_container_that_starts_out_of_order_makes_it_begin_anew_but_not_for_ever() {
         let (mut machine, _) = begin_round(plan.clone(), None, Instant::now());
         let started = Event::Started("b".into(), "b-1".into());
         let effects = machine.handle(Instant::now(), started);
-        assert_eq!(effects.contains(&Effect::Again), again < MOST_AGAIN);
+        assert_eq!(is_disturbed(&effects), again < MOST_AGAIN);
     }
 }
 
@@ -916,7 +954,7 @@ fn an_init_container_that_has_run_out_of_order_makes_it_begin_anew_as_well() {
         let id = format!("{ended}-1").as_str().into();
         let ended = Event::Ended(ended.into(), id, Some(ExitCode::SUCCESS));
         let effects = world.machine.handle(world.now, ended);
-        assert_eq!(effects.contains(&Effect::Again), anew);
+        assert_eq!(is_disturbed(&effects), anew);
     }
 }
 
@@ -1003,12 +1041,12 @@ fn a_round_waits_for_the_kubelet_to_record_what_shields_a_guard_that_is_gone() {
     let now = now + time_of_relist(MADE);
     machine.handle(now, Event::Tick);
     assert_eq!(machine.phase(), Phase::Shielded);
-    machine.admit_create(now, &"a".into());
+    let _ = machine.admit_create(now, &"a".into());
     assert_eq!(machine.phase(), Phase::Clear);
 }
 
 #[test]
-fn what_had_ended_for_good_and_runs_again_is_removed_before_the_guard_is_shielded() {
+fn what_had_ended_for_good_and_runs_again_is_seen_to_end_before_the_guard_is_shielded() {
     let shape: Shape<'_> = &[
         ("i", Init, DONE),
         ("a", Regular, RUNS),
@@ -1019,10 +1057,47 @@ fn what_had_ended_for_good_and_runs_again_is_removed_before_the_guard_is_shielde
     let now = Instant::now();
     let shield = Effect::MakePlaceholder("a".into(), Some("a-0".into()));
     let (mut machine, effects) = begin_round(plan.settled(), None, now);
-    assert!(effects.contains(&Effect::Remove("b-0".into())));
+    assert!(
+        !effects.contains(&Effect::Remove("b-0".into())),
+        "{effects:?}"
+    );
     assert!(!effects.contains(&shield), "{effects:?}");
-    let effects = machine.handle(now, Event::Gone("b-0".into()));
+    let effects = machine.handle(now, Event::Exited("b-0".into()));
     assert_eq!(effects, [shield.clone(), shield]);
+}
+
+#[test]
+fn what_turns_out_to_have_succeeded_is_not_shown_as_the_last_of_its_pod() {
+    let shape: Shape<'_> = &[
+        ("s", Sidecar, RUNS),
+        ("a", Regular, RUNS),
+        ("b", Regular, DONE),
+    ];
+    let plan = draft(Some(RestartPolicy::OnFailure), shape, "s", 42).settled();
+    assert_eq!(plan.way, Way::Kept);
+    let now = Instant::now();
+    for (code, succeeds) in [(0, true), (137, false)] {
+        let (mut machine, _) = begin_round(plan.clone(), None, now);
+        machine.handle(now, Event::Held("a-0".into(), now));
+        let mut effects = Vec::new();
+        for event in [
+            Event::Ended("a".into(), "a-0".into(), Some(ExitCode(code))),
+            Event::Exited("s-0".into()),
+            Event::Announced,
+        ] {
+            effects.extend(machine.handle(now, event));
+        }
+        let anew = |it: &Effect| {
+            matches!(
+                it,
+                Effect::BeginAnew {
+                    disturbed: false,
+                    ..
+                }
+            )
+        };
+        assert_eq!(effects.iter().any(anew), succeeds, "{effects:?}");
+    }
 }
 
 #[test]
@@ -1072,7 +1147,13 @@ fn exits_of_a_slow_node_are_released_when_the_pods_status_shows_their_placeholde
         }
         machine.handle(now + slow, Event::Held("b-0".into(), now));
         let recorded = shows.iter().map(|&id| id.into()).collect();
-        machine.handle(now + 4 * slow, Event::Recorded(recorded));
+        machine.handle(
+            now + 4 * slow,
+            Event::Recorded {
+                seen: recorded,
+                started: BTreeSet::new(),
+            },
+        );
         // Of the newest of each.
         let is_seen = machine.phase() == Phase::Up;
         assert_eq!(is_seen, shows == ["p2", "p3"], "{shows:?}");
@@ -1244,7 +1325,10 @@ fn a_successor_waits_for_what_is_left_of_a_back_off() {
             .any(|it| matches!(it, Effect::MakePlaceholder(..)))
     );
     assert_eq!(machine.deadline(), Some(now + Duration::from_secs(10)));
-    assert_eq!(machine.admit_create(now, &"a".into()).0, Verdict::BackOff);
+    assert_eq!(
+        Verdict::from(machine.admit_create(now, &"a".into()).0),
+        Verdict::BackOff
+    );
     let effects = machine.handle(now + Duration::from_secs(10), Event::Tick);
     assert_eq!(effects, [Effect::Remove("w".into())]);
 }
@@ -1309,6 +1393,6 @@ fn what_the_kubelet_began_in_order_while_nri_was_away_is_left_to_run() {
         }
         let started = Event::Started("i".into(), "i-1".into());
         let effects = world.machine.handle(world.now, started);
-        assert_eq!(effects.contains(&Effect::Again), !relisted);
+        assert_eq!(is_disturbed(&effects), !relisted);
     }
 }

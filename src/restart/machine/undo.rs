@@ -4,13 +4,15 @@
 //! shields with it (`checkContainerStateTransition`, `pkg/kubelet/status/status_manager.go`), and fails a Never pod in
 //! which one was killed (`getPhase`, `pkg/kubelet/kubelet_pods.go`). So their new attempts are removed, behind shields of
 //! their own where the exit would fail the pod, before the guard is shielded: whoever sees the guard wait sees none of
-//! them. So is a regular container that had ended for good, and that the kubelet has started again.
+//! them. A regular container that had ended for good, and that the kubelet has started again, is ended, and seen to be: one that
+//! is gone the kubelet would want to create, and what was refused once waits in every status from then on (`reasonCache`,
+//! `convertToAPIContainerStatuses`), which drops them all.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
 
 use super::Machine;
-use super::progress::Progress;
+use super::progress::{OldState, Progress};
 use super::terms::{Effect, Phase};
 use crate::ids::{ContainerId, ContainerName, ExitCode};
 use crate::kube::ContainerKind;
@@ -39,9 +41,9 @@ enum Stage {
     Over,
     /// An exit that would fail the pod is being shielded.
     Shielding,
-    /// The exits are released and the attempts removed.
+    /// The exits are released, and the attempts removed that are not to be seen.
     Removing,
-    /// The attempts are gone, their shields are removed.
+    /// They are, their shields are removed.
     Unshielding,
 }
 
@@ -163,16 +165,23 @@ impl Machine {
             return true;
         }
         let mut undone = self.progress.iter().filter(|it| self.is_undone(it));
+        let is_undone = |it: &Progress| {
+            let seen = it.member.runs_unrecorded && it.old == OldState::Exited;
+            seen || it.is_gone()
+        };
         let told = self.exits_forgotten_from().is_none();
         match self.undo.stage {
             Stage::Shielding if undone.all(|it| !it.lacks_shield()) => {
                 self.undo.stage = Stage::Removing;
                 self.release(Self::is_undone);
-                self.remove_olds(Self::is_undone);
+                self.remove_olds(|it, of| it.is_undone(of) && !of.member.runs_unrecorded);
+                // When that is done its exit is seen, also of one that has ended by itself.
+                let unrecorded = self.progress.iter().filter(|it| it.member.runs_unrecorded);
+                let held = unrecorded.filter(|it| it.old == OldState::Held);
+                let held = held.filter_map(|it| it.member.old_id()).cloned();
+                self.effects.extend(held.map(Effect::Kill));
             }
-            Stage::Removing
-                if undone.all(Progress::is_gone) && told && !self.waits_for_strays() =>
-            {
+            Stage::Removing if undone.all(is_undone) && told && !self.waits_for_strays() => {
                 self.undo.stage = Stage::Unshielding;
                 let undone = self.progress.iter().filter(|it| self.is_undone(it));
                 let shields = undone.flat_map(|it| it.placeholders.keys().cloned());

@@ -52,8 +52,7 @@ impl Pod {
     /// does not (KEP-5307). A restart of all containers is for those that have ended, too.
     pub(super) fn stays_ended(&self, name: &ContainerName) -> Option<RestartPolicy> {
         let own = self.spec.as_ref()?.container(name)?.restart_policy?;
-        let machine = self.machine.as_ref();
-        let restarts = machine.is_some_and(|machine| machine.is_to_start_again(name));
+        let restarts = self.has_restart(|it| it.is_to_start_again(name));
         let policy = self.policy.as_ref()?;
         if restarts || !policy.goes_by_spec(name.as_str()) {
             return None;
@@ -77,7 +76,7 @@ impl Pod {
             };
             return self.feed(event, now);
         }
-        if self.machine.as_ref().is_some_and(|it| it.owes(id)) {
+        if self.has_restart(|it| it.owes(id)) {
             return;
         }
         // A plugin before this one has replayed it, and nobody has seen its exit.
@@ -102,13 +101,7 @@ impl Pod {
             return;
         }
         match self.asked(id) {
-            Some((trigger, action)) if !self.deleting => match self.manifest.clone() {
-                Some(manifest) => {
-                    let ask = Command::AskManifest(trigger, action, manifest);
-                    self.commands.push(ask);
-                }
-                None => self.begin(&trigger, action, now),
-            },
+            Some((trigger, action)) if !self.deleting => self.begin_if_there(trigger, action, now),
             _ if self.is_replayed(id) => {}
             _ => {
                 self.say_what_is_unmatched(id);
@@ -125,6 +118,17 @@ impl Pod {
 
     /// A static pod is deleted by taking its manifest away, of which no API tells in time. That may be taken back before
     /// the kubelet has noticed, so that it is asked at each exit.
+    pub(super) fn begin_if_there(&mut self, trigger: Trigger, action: Action, now: &Moment) {
+        match self.manifest.clone() {
+            Some(manifest) => {
+                let ask = Command::AskManifest(trigger, action, manifest);
+                self.commands.push(ask);
+            }
+            None => self.begin(&trigger, action, now),
+        }
+    }
+
+    /// Whether the manifest of a static pod was gone.
     pub(crate) fn manifest_asked(
         &mut self,
         trigger: &Trigger,
@@ -145,7 +149,7 @@ impl Pod {
         }
     }
 
-    pub(super) fn begin(&mut self, trigger: &Trigger, action: Action, now: &Moment) {
+    fn begin(&mut self, trigger: &Trigger, action: Action, now: &Moment) {
         self.restarts += 1;
         let restarts = |it: Member| it.is_restarted_after(trigger.code);
         if action == Action::Restart && self.known_member(&trigger.name).is_some_and(restarts) {
@@ -309,7 +313,8 @@ impl Pod {
         for member in &mut members {
             // One that waits for its start in a restart which this one replaces.
             let waits = replaced.is_some_and(|it| it.is_to_run_again(&member.name));
-            member.runs_unrecorded = member.was_running() && self.completed.contains(&member.name);
+            member.runs_unrecorded =
+                member.exit().is_none() && self.completed.contains(&member.name);
             let ends = action.is_whole_pod() && member.was_running();
             member.is_to_run = ends || waits || member.name == trigger.name;
         }
@@ -428,11 +433,7 @@ impl Pod {
             match effect {
                 // Together and now: the kubelet is to see all exits as one event.
                 Effect::Release(ids) => self.holds.retain(|id, _| !ids.contains(id)),
-                Effect::Again => {
-                    let why = "containers were started out of order while the gate was away";
-                    self.begin_anew(true, why.into(), now);
-                }
-                Effect::FallBack(why) => self.begin_anew(false, why, now),
+                Effect::BeginAnew { disturbed, why } => self.begin_anew(disturbed, why, now),
                 // Until its end has been carried out, there is nothing better to go on from than what is on the disk.
                 Effect::Save if over => {}
                 effect => {

@@ -15,6 +15,11 @@ use crate::restart::machine::Machine;
 use crate::times::RELIST_INTERVAL;
 
 impl Pod {
+    /// Whether there is such a restart.
+    pub(super) fn has_restart(&self, such: impl FnOnce(&Machine) -> bool) -> bool {
+        self.machine.as_ref().is_some_and(such)
+    }
+
     /// Its restart, if there is one.
     #[cfg(test)]
     pub(crate) fn machine(&self) -> Option<&Machine> {
@@ -140,15 +145,13 @@ impl Pod {
 
     /// Whether it is an attempt that the restart under way replaces.
     pub(super) fn is_replaced(&self, id: &ContainerId) -> bool {
-        let machine = self.machine.as_ref();
-        machine.is_some_and(|machine| machine.replaces(id))
+        self.has_restart(|it| it.replaces(id))
     }
 
     /// Whether it is an init container whose exit the replay under way keeps unseen.
     pub(super) fn is_replayed(&self, id: &ContainerId) -> bool {
-        let (machine, instance) = (self.machine.as_ref(), self.instances.get(id));
-        let both = machine.zip(instance);
-        !self.deleting && both.is_some_and(|(machine, it)| machine.holds_replayed(&it.name))
+        let instance = self.instances.get(id).filter(|_| !self.deleting);
+        instance.is_some_and(|of| self.has_restart(|it| it.holds_replayed(&of.name)))
     }
 
     /// Whether it has ended, and nobody has told its code.

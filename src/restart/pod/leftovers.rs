@@ -140,42 +140,42 @@ impl Pod {
 
     /// What belongs to no restart any more.
     fn sweep_leftovers(&mut self) {
-        let instances = self.instances.iter();
-        let leftover = instances.filter(|(_, it)| it.is_unstarted_of_ours());
-        let ids = leftover.map(|(id, _)| Command::Remove(id.clone()));
-        self.commands.extend(ids);
+        self.sweep(|_, _, it| it.is_unstarted_of_ours());
     }
 
     /// What a replay made and did not start shields nothing, and nobody else would remove it before the kubelet collects
     /// it.
     pub(super) fn sweep_unstarted(&mut self) {
-        let unstarted = self.instances.iter();
-        let unstarted =
-            unstarted.filter(|(_, it)| it.is_unstarted_of_ours() && !it.is_placeholder());
-        // An attempt that was left as a shield is as good as a placeholder.
-        let unstarted = unstarted.filter(|(id, _)| !self.wants(Task::Stand(id)));
-        let unstarted: Vec<ContainerId> = unstarted.map(|(id, _)| id.clone()).collect();
-        self.give_up(unstarted);
+        self.sweep(|pod, id, it| {
+            let attempt = it.is_unstarted_of_ours() && !it.is_placeholder();
+            // One that was left as a shield is as good as a placeholder.
+            attempt && !pod.wants(Task::Stand(id))
+        });
     }
 
     /// A call that failed, because the runtime ended for one, may have made something nevertheless, of ours or of the kubelet's.
     /// It has the name of what the kubelet is to make, hides that it is gone, or is in the way.
     pub(super) fn sweep_unknown(&mut self, now: Instant) {
-        let Some(machine) = &self.machine else { return };
-        let unknown = self.instances.iter().filter(|(id, it)| {
-            let unknown = it.is_unstarted_of_ours() && !machine.expects(id, it);
-            unknown || machine.is_in_the_way(id, it, now)
+        self.sweep(|pod, id, it| {
+            pod.has_restart(|machine| {
+                let unknown = it.is_unstarted_of_ours() && !machine.expects(id, it);
+                unknown || machine.is_in_the_way(id, it, now)
+            })
         });
-        let unknown: Vec<ContainerId> = unknown.map(|(id, _)| id.clone()).collect();
-        self.give_up(unknown);
     }
 
-    /// Whatever is heard of these until they are gone: one that was just being started is none of the next generation's.
-    pub(super) fn give_up(&mut self, ids: Vec<ContainerId>) {
-        for id in ids {
-            self.instances.given_up(&id);
-            self.commands.push(Command::Remove(id));
+    fn sweep(&mut self, such: impl Fn(&Self, &ContainerId, &Instance) -> bool) {
+        let swept = self.instances.iter().filter(|(id, it)| such(self, id, it));
+        let swept: Vec<ContainerId> = swept.map(|(id, _)| id.clone()).collect();
+        for id in swept {
+            self.give_up(id);
         }
+    }
+
+    /// Whatever is heard of it until it is gone: one that was just being started is none of the next generation's.
+    pub(super) fn give_up(&mut self, id: ContainerId) {
+        self.instances.given_up(&id);
+        self.commands.push(Command::Remove(id));
     }
 
     /// Nobody tells what becomes of it.

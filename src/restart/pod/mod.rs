@@ -9,7 +9,6 @@ mod course;
 mod decide;
 mod facts;
 mod leftovers;
-mod refused;
 mod request;
 mod shared;
 #[cfg(test)]
@@ -21,7 +20,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::machine::{Event, Machine, Verdict};
+use super::Refused;
+use super::machine::{Event, Machine};
 use crate::back_off::Past;
 use crate::clock::Moment;
 use crate::ids::{ContainerId, ContainerName, ExitCode, PodIdentity};
@@ -33,7 +33,6 @@ use crate::replay::Requests;
 pub(crate) use command::{BegunAnew, Command, Finished, Order, Saying};
 use course::Course;
 pub use course::Timings;
-pub(crate) use refused::Refused;
 pub use shared::{Gate, Shared};
 pub(crate) use wanted::Task;
 
@@ -59,8 +58,6 @@ pub(crate) struct Pod {
     holds: BTreeMap<ContainerId, Instant>,
     /// What has ended a moment ago, and whose hook has yet to ask: nobody sees it exited.
     awaited: BTreeSet<ContainerId>,
-    /// Whose hooks have asked.
-    asked: BTreeSet<ContainerId>,
     /// Exits that have been seen before the annotations were read.
     unjudged: Vec<ContainerId>,
     /// Whether the kernel has killed a process of it because it was out of memory, as far as that is known.
@@ -109,7 +106,6 @@ impl Pod {
             course: None,
             holds: BTreeMap::new(),
             awaited: BTreeSet::new(),
-            asked: BTreeSet::new(),
             unjudged: Vec::new(),
             oom_killed: BTreeMap::new(),
             unsettled: BTreeSet::new(),
@@ -164,8 +160,11 @@ impl Pod {
         let Some(spec) = self.spec.clone().filter(|it| !it.recorded.is_empty()) else {
             return;
         };
-        self.feed(Event::Recorded(spec.recorded.clone()), now);
-        self.feed(Event::Probed(spec.started.clone()), now);
+        let told = Event::Recorded {
+            seen: spec.recorded.clone(),
+            started: spec.started.clone(),
+        };
+        self.feed(told, now);
     }
 
     /// The manifest of a static pod was found. Without an API server it says what the pod is made of as well.
@@ -197,20 +196,10 @@ impl Pod {
         }
     }
 
-    /// Whoever watches the pod has been told of that restart, and the kubelet is not ending the pod, as far as can be told in
-    /// time.
-    pub(crate) fn announced(&mut self, restart: &RestartId, now: &Moment) {
+    /// What that restart was asked for has come of it. Another may have taken its place meanwhile.
+    pub(crate) fn feed_to(&mut self, restart: &RestartId, event: Event, now: &Moment) {
         if self.plan().is_some_and(|it| it.id == *restart) {
-            self.feed(Event::Announced, now);
-        }
-    }
-
-    /// The kubelet has ended the container that asked for that restart, to start it again: natively no rule heeds that. A
-    /// request stands.
-    pub(crate) fn call_off(&mut self, restart: &RestartId, now: &Moment) {
-        match self.plan().filter(|it| it.id == *restart) {
-            Some(plan) if plan.trigger.request.is_none() => self.feed(Event::CalledOff, now),
-            _ => self.announced(restart, now),
+            self.feed(event, now);
         }
     }
 
@@ -237,6 +226,9 @@ impl Pod {
 
     /// A container's process has ended. The exit may not be visible yet.
     pub(crate) fn ended(&mut self, id: &ContainerId, code: Option<ExitCode>, now: &Moment) {
+        // A hook that has asked has told of it.
+        let before = self.instances.get(id).map(|it| it.state);
+        let first = before.is_none_or(|state| state < InstanceState::Ended(None));
         if !self.note_end(id, code, now) {
             return;
         }
@@ -245,7 +237,7 @@ impl Pod {
         if unhooked || self.is_held(id) {
             self.decide(id, now);
         } else {
-            if !self.asked.contains(id) {
+            if first {
                 self.awaited.insert(id.clone());
             }
             self.commands.push(Command::AwaitHook(id.clone()));
@@ -308,11 +300,9 @@ impl Pod {
             return false;
         };
         self.awaited.remove(id);
-        self.asked.insert(id.clone());
         let (name, ended) = (instance.name.clone(), instance.state);
         let replaced = self.is_replaced(id);
-        let machine = self.machine.as_ref();
-        let held = machine.is_some_and(|machine| machine.holds(id));
+        let held = self.has_restart(|it| it.holds(id));
         let hidden = !replaced && self.is_replayed(id);
         let policy = self.policy.as_ref();
         // Whether it is so is settled when the annotations have been read.
@@ -368,24 +358,13 @@ impl Pod {
         let Some(machine) = &mut self.machine else {
             return Ok(());
         };
-        let (verdict, effects) = machine.admit_create(now.at, name);
-        let restart = machine.plan().id.clone();
-        let start_at = machine.plan().start_at();
+        let (admitted, effects) = machine.admit_create(now.at, name);
         self.apply(effects, now);
-        match verdict {
-            Verdict::Admit => Ok(()),
-            Verdict::NotYet => Err(Refused::NotYet(restart, name.clone())),
-            Verdict::BackOff => Err(Refused::BackOff {
-                restart,
-                name: name.clone(),
-                start_at,
-            }),
-            Verdict::OutOfOrder => {
-                let inits = self.machine.iter().flat_map(Machine::running_inits);
-                self.commands.extend(inits.map(Command::Verify));
-                Err(Refused::OutOfOrder(restart, name.clone()))
-            }
+        if let Err(Refused::OutOfOrder(..)) = &admitted {
+            let inits = self.machine.iter().flat_map(Machine::running_inits);
+            self.commands.extend(inits.map(Command::Verify));
         }
+        admitted
     }
 
     /// What came of an effect, or time has passed: see [`Self::deadline`].
@@ -455,7 +434,7 @@ impl Pod {
         self.feed(Event::Made(attempt.name.clone(), id.clone(), took), now);
         if self.instances.insert(id.clone(), attempt) {
             // NRI was cut meanwhile. Nobody would tell how it ends, and its hook is told not to wait.
-            self.give_up([id.clone()].into());
+            self.give_up(id.clone());
         }
     }
 
@@ -480,7 +459,6 @@ impl Pod {
         self.requests.forget(id);
         self.holds.remove(id);
         self.awaited.remove(id);
-        self.asked.remove(id);
         self.oom_killed.remove(id);
         self.unsettled.remove(id);
         self.decided.remove(id);

@@ -4,7 +4,7 @@
 //! that came while no plugin was there is found, and one that was answered by a plugin that died is not answered twice.
 
 use super::decide::scope;
-use super::{Command, Pod, Saying};
+use super::{Pod, Saying};
 use crate::clock::Moment;
 use crate::ids::ExitCode;
 use crate::kube::ContainerKind;
@@ -22,10 +22,8 @@ impl Pod {
         };
         if self.may_begin_requested() {
             self.begin_requested(request, now);
-        } else if let Some(machine) = &self.machine
-            && machine.phase() != Phase::Over
-        {
-            let waited = now.since(machine.plan().decided_up_ms);
+        } else if let Some(plan) = self.plan() {
+            let waited = now.since(plan.decided_up_ms);
             self.feed(Event::Asked(request, waited), now);
         }
     }
@@ -69,13 +67,7 @@ impl Pod {
         };
         let policy = self.policy.as_deref();
         let action = policy.map_or(Action::RestartAllContainers, Policy::action_on_request);
-        match self.manifest.clone() {
-            Some(manifest) => {
-                let ask = Command::AskManifest(trigger, action, manifest);
-                self.commands.push(ask);
-            }
-            None => self.begin(&trigger, action, now),
-        }
+        self.begin_if_there(trigger, action, now);
     }
 
     /// The container whose end stands for all: a regular one that runs, or what comes next to that. One that has ended is what the
@@ -91,8 +83,7 @@ impl Pod {
                 InstanceState::Running => None,
                 InstanceState::Ended(code) => {
                     let member = self.known_member(&container.name)?;
-                    let machine = self.machine.as_ref();
-                    let again = machine.is_some_and(|it| it.is_to_run_again(&container.name));
+                    let again = self.has_restart(|it| it.is_to_run_again(&container.name));
                     let waits = |code: &ExitCode| again || !member.stays_ended_after(*code);
                     Some(code.filter(waits)?)
                 }

@@ -264,7 +264,7 @@ fn an_exit_that_is_held_behind_what_runs_again_stays_held_when_another_container
     pod.spec_changed(Arc::new(spec.unwrap()), &now);
     let restart = |pod: &mut Pod, name: &str| {
         let id = pod.plan().unwrap().id.clone();
-        pod.announced(&id, &now);
+        pod.feed(Event::Announced, &now);
         pod.feed(Event::Recovered(Ok(())), &now);
         let made = ContainerId::from(format!("{name}-1").as_str());
         let attempt = Instance {
@@ -538,9 +538,9 @@ fn a_restart_is_called_off_unless_something_was_killed_for_it_and_then_there_was
     assert_ne!(pod.past, past);
     // What is said of another restart comes too late.
     let (other, restart) = (RestartId("other".into()), pod.plan().unwrap().id.clone());
-    pod.call_off(&other, &now);
+    pod.feed_to(&other, Event::CalledOff, &now);
     assert!(pod.is_held(&a));
-    pod.call_off(&restart, &now);
+    pod.feed_to(&restart, Event::CalledOff, &now);
     assert!(!pod.is_held(&a));
     assert!(pod.finish(&other, Outcome::Completed, &now).is_none());
     pod.finish(&restart, Outcome::CalledOff, &now).unwrap();

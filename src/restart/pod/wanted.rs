@@ -60,50 +60,52 @@ pub(crate) enum Task<'t> {
 impl Pod {
     /// Whether that is wanted now.
     pub(crate) fn wants(&self, task: Task<'_>) -> bool {
-        let restart = |so_far: &dyn Fn(&Machine) -> bool| self.machine.as_ref().is_some_and(so_far);
         let is_of = |it: &Machine, id: &RestartId| it.plan().id == *id;
         let stands = |id| move |it: &Machine| it.leftovers().iter().any(|(_, it)| it == id);
         match task {
             Task::Hook => self.may_act(),
-            Task::Restart => restart(&|_| true),
-            Task::BackOff => restart(&Machine::backs_off),
-            Task::Holds => restart(&|it| it.is_holding() && it.plan().again == 0),
-            Task::Queue => restart(&Machine::is_queued),
-            Task::Turn => restart(&Machine::wants_turn),
-            Task::GoFirst => restart(&Machine::is_exposed),
+            Task::Restart => self.machine.is_some(),
+            Task::BackOff => self.has_restart(Machine::backs_off),
+            Task::Holds => self.has_restart(|it| it.is_holding() && it.plan().again == 0),
+            Task::Queue => self.has_restart(Machine::is_queued),
+            Task::Turn => self.has_restart(Machine::wants_turn),
+            Task::GoFirst => self.has_restart(Machine::is_exposed),
             Task::Hold(id) => self.is_held(id),
             Task::Kill(id) => {
                 let failed = self.failed.contains(id) && !self.deleting;
-                failed || restart(&|it| it.ends(id)) || self.instances.twins().contains(id)
+                failed || self.has_restart(|it| it.ends(id)) || self.instances.twins().contains(id)
             }
-            Task::Signal(id) => self.failed.contains(id) || restart(&|it| it.is_to_stop(id)),
-            Task::Stop => restart(&Machine::lets_stop),
-            Task::Shield(generation, name) => {
-                restart(&|it| it.plan().generation() == *generation && it.wants_shield(name))
+            Task::Signal(id) => {
+                self.failed.contains(id) || self.has_restart(|it| it.is_to_stop(id))
             }
+            Task::Stop => self.has_restart(Machine::lets_stop),
+            Task::Shield(generation, name) => self
+                .has_restart(|it| it.plan().generation() == *generation && it.wants_shield(name)),
             // What wakes the kubelet hides nothing.
             Task::ShieldNow(name, like) => {
                 *name == WAKER.into() || like.is_none_or(|id| self.may_be_shielded(id))
             }
-            Task::Hide => restart(&Machine::hides_what_runs),
-            Task::Stand(id) => restart(&stands(id)),
+            Task::Hide => self.has_restart(Machine::hides_what_runs),
+            Task::Stand(id) => self.has_restart(stands(id)),
             Task::Watch(id) => {
                 let instance = self.instances.get(id);
                 let waits = instance.filter(|it| it.state == InstanceState::Created);
                 let kubelets = waits.is_some_and(|it| it.maker == Maker::Kubelet);
                 let untold = kubelets || !self.shared.gate.is_there();
-                untold && restart(&|it| kubelets || (it.is_holding() && stands(id)(it)))
+                untold && self.has_restart(|it| kubelets || (it.is_holding() && stands(id)(it)))
             }
             Task::End(id) => {
                 let state = self.instance(id).map(|it| it.state);
                 state.is_some_and(|state| !matches!(state, InstanceState::Ended(_)))
             }
-            Task::Recover(id) => restart(&|it| is_of(it, id) && it.may_replay()),
-            Task::Replay(id) => restart(&|it| is_of(it, id) && it.phase() == Phase::Replay),
-            Task::Start(id) => !self.instances.is_gone(id) && restart(&|it| it.is_to_start(id)),
+            Task::Recover(id) => self.has_restart(|it| is_of(it, id) && it.may_replay()),
+            Task::Replay(id) => self.has_restart(|it| is_of(it, id) && it.phase() == Phase::Replay),
+            Task::Start(id) => {
+                !self.instances.is_gone(id) && self.has_restart(|it| it.is_to_start(id))
+            }
             Task::Code(id) => {
                 let lacks = self.lacks_code(id);
-                lacks && (self.is_held(id) || restart(&|it| it.ends(id)))
+                lacks && (self.is_held(id) || self.has_restart(|it| it.ends(id)))
             }
             Task::Oom(id) => self.unsettled.contains(id),
         }
@@ -113,8 +115,7 @@ impl Pod {
     /// soon as no gate keeps it from doing so: if this process dies, for one. That is risked for the moment that a kill
     /// takes, but not for a grace period, and not if the gate is away.
     fn may_be_shielded(&self, id: &ContainerId) -> bool {
-        let machine = self.machine.as_ref();
-        let at_once = machine.is_some_and(|it| it.kills_at_once() || it.kills_now(id));
+        let at_once = self.has_restart(|it| it.kills_at_once(id));
         let instance = self.instances.get(id);
         // One that the kubelet has just created is about to run.
         let lives = instance.is_some_and(|it| !matches!(it.state, InstanceState::Ended(_)));

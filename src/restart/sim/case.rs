@@ -285,6 +285,29 @@ fn any_pod() -> impl Strategy<Value = Case> {
     })
 }
 
+/// A request, and whether it is all; a second trigger, and when it ends; when what has ended for good and runs again restarts
+/// with all others.
+type Other = (
+    Option<Vec<(Ms, bool)>>,
+    bool,
+    Option<(Index, Ms, Option<Action>)>,
+    Option<Ms>,
+);
+
+/// What else asks for a restart.
+fn any_other() -> impl Strategy<Value = Other> {
+    let asks = prop::option::weighted(
+        0.1,
+        prop::collection::vec((0u64..8000, any::<bool>()), 1..=2),
+    );
+    // At the same time, or later in a restart. More often than not by the same rule.
+    let when = prop_oneof![0u64..300, 0u64..8000];
+    let action = prop::option::weighted(0.4, any_action());
+    let second = prop::option::weighted(0.35, (any::<Index>(), when, action));
+    let anew = prop::option::weighted(0.1, 0u64..3000);
+    (asks, any::<bool>(), second, anew)
+}
+
 pub(super) fn any_case() -> impl Strategy<Value = Case> {
     let soon = 0u64..5000;
     let code = prop_oneof![Just(ExitCode::SUCCESS), Just(ExitCode(1))];
@@ -323,21 +346,18 @@ pub(super) fn any_case() -> impl Strategy<Value = Case> {
     ];
     // Probes, and others that have the kubelet look at the pod.
     let often = prop::option::weighted(0.3, prop::collection::vec(0u64..12_000, 4..=16));
-    let asks = prop::option::weighted(
-        0.1,
-        prop::collection::vec((0u64..8000, any::<bool>()), 1..=2),
-    );
-    // At the same time, or later in a restart. More often than not by the same rule.
-    let when = prop_oneof![0u64..300, 0u64..8000];
-    let action = prop::option::weighted(0.4, any_action());
-    let second = prop::option::weighted(0.35, (any::<Index>(), when, action));
-    let asks = (asks, any::<bool>(), second);
-    let last = (cut, late, then, at_turn, stops_with, often, asks);
+    let last = (cut, late, then, at_turn, stops_with, often, any_other());
     (any_pod(), exits, around, luck, last).prop_map(|(pod, exits, around, luck, last)| {
-        let (cut, late, then, at_turn, stops_with, often, (asks, asked, second)) = last;
+        let (cut, late, then, at_turn, stops_with, often, (asks, asked, second, anew)) = last;
         let (own_exit, again, init_fails, back_off, grace, probe, replay, turn, tells) = exits;
         let (spec_known, api, (kubelet, inspecting), fault, deaths, deleted, nudges, collected) =
             around;
+        let (others, own) = (
+            pod.regulars().count() > 1,
+            pod.policy != RestartPolicy::Always,
+        );
+        let anew = anew.filter(|_| others && own);
+        let completed = anew.map(|_| ExitCode::SUCCESS).or(pod.completed);
         // Only of a pod that is known it can be told, and no restart of one container answers it.
         let asks = asks.filter(|_| spec_known && pod.action != Action::Restart);
         let second = second.map(|(at, when, action)| {
@@ -351,7 +371,8 @@ pub(super) fn any_case() -> impl Strategy<Value = Case> {
         Case {
             own_exit: own_exit.map(|(at, when, code)| (at.index(pod.containers.len()), when, code)),
             second,
-            again,
+            completed,
+            again: anew.or(again),
             init_fails,
             back_off: back_off.unwrap_or_default(),
             // None, less than exits can be held, and more.

@@ -3,7 +3,7 @@
 //! After `pkg/kubelet` 1.33 to 1.37: `pleg/generic.go`, `kubelet_pods.go` (`convertToAPIContainerStatuses`, `getPhase`),
 //! `status/status_manager.go` (`checkContainerStateTransition`), `kuberuntime_manager.go` (`computePodActions`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::case::{Kind, Version};
 use super::runtime::Is;
@@ -71,6 +71,8 @@ pub(super) struct Kubelet {
     relist_at: Ms,
     /// The last statuses that were not refused as an illegal transition.
     recorded: BTreeMap<ContainerName, Status>,
+    /// Whose creation was refused, and that have not started since (`reasonCache`).
+    reasons: BTreeSet<ContainerName>,
     /// A regular container that is reported as terminated runs again: nothing is recorded until it ends.
     pub(super) stale: bool,
     /// When the last sync began: what it knows of probes is newer than what it sees.
@@ -119,7 +121,32 @@ impl Kubelet {
         case.probe.is_none_or(|long| age >= long)
     }
 
+    /// What is to be started, and was not when that was tried, waits, whatever is known of it
+    /// (`convertToAPIContainerStatuses`, `ShouldContainerBeRestarted`).
     fn status(&self, case: &Case, name: &ContainerName, kind: ContainerKind) -> Status {
+        let status = self.status_seen(case, name, kind);
+        let succeeded = Some(InstanceState::Ended(Some(ExitCode::SUCCESS)));
+        let is_to_start = match self.state(name) {
+            _ if kind == ContainerKind::Init && self.state(name) == succeeded => false,
+            None => kind != ContainerKind::Init || status.state == State::Waiting,
+            Some(InstanceState::Running) => false,
+            Some(InstanceState::Created) => true,
+            Some(InstanceState::Ended(code)) => case.restarts_after(code.unwrap()),
+        };
+        if !is_to_start || !self.reasons.contains(name) {
+            return status;
+        }
+        let last = match status.state {
+            State::Terminated(code) => Some(code),
+            State::Waiting | State::Running => status.last,
+        };
+        Status {
+            state: State::Waiting,
+            last,
+        }
+    }
+
+    fn status_seen(&self, case: &Case, name: &ContainerName, kind: ContainerKind) -> Status {
         let before = self.recorded[name];
         let mut newest = self.of(name);
         let Some(first) = newest.next() else {
@@ -456,10 +483,14 @@ impl World {
                 ok,
             };
             self.after(making, Job::Create(call));
-        } else if self.case.kind_of(&name) == ContainerKind::Init {
-            self.end_sync(false);
         } else {
-            self.after(0, Job::StartAll(names, false));
+            let init = self.case.kind_of(&name) == ContainerKind::Init;
+            self.kubelet.reasons.insert(name);
+            if init {
+                self.end_sync(false);
+            } else {
+                self.after(0, Job::StartAll(names, false));
+            }
         }
     }
 
@@ -479,6 +510,7 @@ impl World {
             .runtime
             .create(self.now, &name, Maker::Kubelet, Is::Created);
         self.runtime.containers.get_mut(&id).unwrap().hooked = hooked;
+        self.kubelet.reasons.remove(&name);
         self.tell_created(&id);
         let starting = self.upto(100);
         self.after(starting, Job::Start(id, rest, ok));

@@ -387,12 +387,11 @@ impl World {
             Job::Work(_) => self.work(),
             Job::Called(_) => self.called(),
             Job::Announced(_, restart) => {
-                self.tell(|pod, now| pod.announced(&restart, now));
+                self.tell(|pod, now| pod.feed_to(&restart, Event::Announced, now));
             }
             Job::Recovered(_) => self.recovered(),
             Job::Recorded(_, seen, started) => {
-                self.feed(Event::Recorded(seen));
-                self.feed(Event::Probed(started));
+                self.feed(Event::Recorded { seen, started });
             }
             Job::Replayed(_, id) => self.start_replayed(&id),
             Job::NoHook(_, id) => {

@@ -642,7 +642,7 @@ impl World {
                 self.reach("another starts what was made");
                 self.after(starting, Job::Replayed(self.epoch, id));
             }
-            Effect::Release(_) | Effect::Again | Effect::FallBack(_) => {
+            Effect::Release(_) | Effect::BeginAnew { .. } => {
                 unreachable!("done by the pod")
             }
         }
