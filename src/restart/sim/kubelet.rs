@@ -58,6 +58,13 @@ pub(super) enum Phase {
     Failed,
 }
 
+/// What is relisted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Relist {
+    All,
+    Pod,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Kubelet {
     /// What the last relist listed.
@@ -67,8 +74,11 @@ pub(super) struct Kubelet {
     /// What it has been told so far by the relist under way.
     view_to_be: Vec<Seen>,
     view_at: Ms,
-    /// When the relist under way began.
+    /// When the last relist began.
     relist_at: Ms,
+    relisting: Option<Relist>,
+    /// When the last of all pods began.
+    all_at: Ms,
     /// The last statuses that were not refused as an illegal transition.
     recorded: BTreeMap<ContainerName, Status>,
     /// Whose creation was refused, and that have not started since (`reasonCache`).
@@ -80,6 +90,8 @@ pub(super) struct Kubelet {
     synced_at: Ms,
     wanted: bool,
     syncing: bool,
+    /// Whether that sync has started anything.
+    has_started: bool,
     /// Syncs so far: only the last one's retry counts.
     syncs: u32,
 }
@@ -356,12 +368,33 @@ impl World {
     /// It lists the containers of all pods, then those of each pod that has changed, and then asks for the state of each
     /// (`Relist`, `getPodContainerStatuses`).
     pub(super) fn relist(&mut self) {
+        if self.kubelet.relisting.is_some() {
+            return self.after(10, Job::Relist);
+        }
+        self.kubelet.all_at = self.now;
+        self.begin_relist(Relist::All);
+    }
+
+    /// From 1.36 on a sync that has started something asks for one of its pod alone (`RequestPodRelist`, `relistPod`).
+    pub(super) fn relist_pod(&mut self, asked: Ms) {
+        if self.kubelet.relisting.is_some() {
+            self.after(10, Job::RelistPod(asked));
+        } else if asked > self.kubelet.all_at {
+            self.begin_relist(Relist::Pod);
+        }
+    }
+
+    fn begin_relist(&mut self, of: Relist) {
         self.kubelet.relist_at = self.now;
+        self.kubelet.relisting = Some(of);
         let listed = self.all_seen();
         match self.kubelet.notice(listed) {
             Noticed::Nothing => self.end_relist(),
             noticed => {
-                let others = self.upto(100);
+                let others = match of {
+                    Relist::All => self.upto(100),
+                    Relist::Pod => 0,
+                };
                 self.after(others, Job::ListPod(noticed == Noticed::Wakes));
             }
         }
@@ -394,7 +427,9 @@ impl World {
 
     fn end_relist(&mut self) {
         self.kubelet.view_at = self.kubelet.relist_at;
-        self.after(1000, Job::Relist);
+        if self.kubelet.relisting.take() == Some(Relist::All) {
+            self.after(1000, Job::Relist);
+        }
         self.sync_if_wanted();
     }
 
@@ -414,6 +449,7 @@ impl World {
         }
         kubelet.wanted = false;
         kubelet.syncing = true;
+        kubelet.has_started = false;
         kubelet.sync_at = self.now;
         let phase = kubelet.conclude(&self.case);
         self.phase_is(phase);
@@ -422,7 +458,8 @@ impl World {
             _ if self.over.is_some() => {}
             Some(names) => {
                 self.prune_inits();
-                let thinking = self.upto(300);
+                let slow = self.slowed(Kind::Make, 0).min(SLOWED);
+                let thinking = self.upto(300 + slow);
                 self.after(thinking, Job::StartAll(names, true));
             }
             None => self.phase_is(Phase::Failed),
@@ -511,12 +548,16 @@ impl World {
             .create(self.now, &name, Maker::Kubelet, Is::Created);
         self.runtime.containers.get_mut(&id).unwrap().hooked = hooked;
         self.kubelet.reasons.remove(&name);
+        self.kubelet.has_started = true;
         self.tell_created(&id);
         let starting = self.upto(100);
         self.after(starting, Job::Start(id, rest, ok));
     }
 
     fn end_sync(&mut self, ok: bool) {
+        if ok && self.kubelet.has_started && self.case.kubelet >= Version::V1_36 {
+            self.after(0, Job::RelistPod(self.now));
+        }
         let kubelet = &mut self.kubelet;
         kubelet.syncing = false;
         kubelet.synced_at = self.now;

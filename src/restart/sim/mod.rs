@@ -119,6 +119,8 @@ enum Job {
     Appear(ContainerId),
     Collect,
     Relist,
+    /// Of the pod alone, asked for at that time.
+    RelistPod(Ms),
     ListPod(bool),
     Inspect(Vec<ContainerId>, Ms, bool),
     Wake(Option<u32>),
@@ -170,7 +172,8 @@ impl Job {
 
     /// It comes again and again, and changes nothing by itself.
     fn is_routine(&self) -> bool {
-        matches!(self, Self::Collect | Self::Relist | Self::Wake(Some(_)))
+        let relists = matches!(self, Self::Relist | Self::RelistPod(_));
+        relists || matches!(self, Self::Collect | Self::Wake(Some(_)))
     }
 
     /// The kubelet looks, and tells what it sees.
@@ -368,6 +371,7 @@ impl World {
             Job::Appear(id) => self.appear(&id),
             Job::Collect => self.collect(),
             Job::Relist => self.relist(),
+            Job::RelistPod(asked) => self.relist_pod(asked),
             Job::ListPod(wakes) => self.list_pod(wakes),
             Job::Inspect(ids, each, wakes) => self.inspect(ids, each, wakes),
             Job::Wake(sync) => self.wake_kubelet(sync),
