@@ -140,7 +140,8 @@ impl Driver {
             }
             Effect::AskForTurn => self.ask_for_turn(),
             Effect::Announce(restarting) => self.announce(&order, restarting),
-            Effect::Kill(id) if plan.grace_of(&id).is_zero() => {
+            // What has ended by itself has nothing to stop.
+            Effect::Kill(id) if plan.grace_of(&id).is_zero() || !self.wants(Task::End(&id)) => {
                 self.begin_kill(&mut self.lock(), &id);
             }
             Effect::Kill(id) => {

@@ -132,7 +132,7 @@ pub(crate) enum Effect {
     /// Remove this container as soon as its exit has been processed.
     Remove(ContainerId),
     /// Plan the restart anew from what there is now, for the kubelet to start, for this reason: it was disturbed, because
-    /// containers were started behind our back, out of order, or the replay has failed.
+    /// containers were started behind our back, out of order, or what was planned cannot be done, as when a replay fails.
     BeginAnew { disturbed: bool, why: String },
     /// The restart is over; forget it on disk.
     Finish(Outcome),

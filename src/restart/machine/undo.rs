@@ -124,13 +124,14 @@ impl Machine {
         self.phase == Phase::Down && self.undo.stage != Stage::Over && !self.undo.late
     }
 
-    /// Whether that container's attempts are none of the kubelet's business. A success that it sees is: it may have yet to
-    /// record it, and would take what ran for lost.
+    /// Whether the kubelet is to see that container's attempts removed, or ended, before the guard is shielded. A success that it
+    /// sees stays: it may have yet to record it, and would take what ran for lost.
     pub(super) fn is_undone(&self, it: &Progress) -> bool {
         let succeeded = it.member.exit() == Some(ExitCode::SUCCESS);
         let seen = succeeded && it.placeholders.is_empty();
         let replayed = self.plan.replayed_inits && it.is(ContainerKind::Init) && !seen;
-        let undoes = replayed || it.member.runs_unrecorded;
+        let runs_unrecorded = it.member.runs_unrecorded && it.member.old.is_some();
+        let undoes = replayed || runs_unrecorded;
         undoes && self.plan.way == Way::Cleared && !self.is_guard(it)
     }
 
@@ -145,7 +146,7 @@ impl Machine {
         self.undo.stage == Stage::Removing
     }
 
-    /// Whether its attempts are gone, and nothing of it is to be hidden.
+    /// Whether that is so, and nothing of it is to be hidden.
     pub(super) fn needs_no_shield(&self, it: &Progress) -> bool {
         let removed = matches!(self.undo.stage, Stage::Unshielding | Stage::Over);
         removed && self.is_undone(it)
@@ -157,6 +158,28 @@ impl Machine {
         self.undo.stage == Stage::Over && trusted
     }
 
+    /// Ends what runs although the kubelet has recorded its end, and has that seen: whatever else is killed waits for what shields
+    /// it, and that for this. When a kill is done, the exit is seen, also that of one which has ended by itself.
+    fn end_unrecorded(&mut self) {
+        let waits = self.plan.shields_come_first() || self.phase != Phase::Down;
+        for index in 0..self.progress.len() {
+            let it = &self.progress[index];
+            let undone = it.member.runs_unrecorded && self.is_undone(it);
+            let Some(id) = it.member.old_id().filter(|_| undone) else {
+                continue;
+            };
+            let ends = match it.old {
+                OldState::Held => true,
+                OldState::Running => waits || self.plan.has_asked(id),
+                OldState::Exited | OldState::Gone => false,
+            };
+            if ends {
+                self.effects.push(Effect::Kill(id.clone()));
+                self.progress[index].told = true;
+            }
+        }
+    }
+
     /// Returns whether it has got on.
     pub(super) fn step_undo(&mut self, now: Instant) -> bool {
         if self.undo_until().is_some_and(|until| now >= until) {
@@ -166,8 +189,8 @@ impl Machine {
         }
         let mut undone = self.progress.iter().filter(|it| self.is_undone(it));
         let is_undone = |it: &Progress| {
-            let seen = it.member.runs_unrecorded && it.old == OldState::Exited;
-            seen || it.is_gone()
+            let ended = matches!(it.old, OldState::Exited | OldState::Gone);
+            it.is_gone() || (it.member.runs_unrecorded && ended)
         };
         let told = self.exits_forgotten_from().is_none();
         match self.undo.stage {
@@ -175,11 +198,7 @@ impl Machine {
                 self.undo.stage = Stage::Removing;
                 self.release(Self::is_undone);
                 self.remove_olds(|it, of| it.is_undone(of) && !of.member.runs_unrecorded);
-                // When that is done its exit is seen, also of one that has ended by itself.
-                let unrecorded = self.progress.iter().filter(|it| it.member.runs_unrecorded);
-                let held = unrecorded.filter(|it| it.old == OldState::Held);
-                let held = held.filter_map(|it| it.member.old_id()).cloned();
-                self.effects.extend(held.map(Effect::Kill));
+                self.end_unrecorded();
             }
             Stage::Removing if undone.all(is_undone) && told && !self.waits_for_strays() => {
                 self.undo.stage = Stage::Unshielding;

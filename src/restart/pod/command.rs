@@ -97,7 +97,7 @@ pub(crate) struct BegunAnew {
     pub(crate) restart: RestartId,
     /// How often it had before because it was disturbed.
     pub(crate) again: u8,
-    /// Whether it is disturbed, and no replay has failed.
+    /// Whether it is disturbed; else what was planned cannot be done.
     pub(crate) disturbed: bool,
     pub(crate) why: String,
 }

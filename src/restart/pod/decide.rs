@@ -237,8 +237,8 @@ impl Pod {
         }
     }
 
-    /// Begins the same restart anew from what there is now, for the kubelet to start: a replay has failed, or the restart was
-    /// disturbed.
+    /// Begins the same restart anew from what there is now, for the kubelet to start: what was planned cannot be done, as
+    /// when a replay fails, or the restart was disturbed.
     pub(crate) fn begin_anew(&mut self, disturbed: bool, why: String, now: &Moment) {
         let Some(before) = self.plan().cloned() else {
             return;

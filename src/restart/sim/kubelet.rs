@@ -66,6 +66,7 @@ enum Relist {
 }
 
 #[derive(Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(super) struct Kubelet {
     /// What the last relist listed.
     listed: Vec<Seen>,
