@@ -42,16 +42,28 @@ impl Machine {
             self.effects.extend(twins.map(Effect::Kill));
         }
         self.killed = true;
+        self.end_olds(|machine, it| {
+            let runs = it.old == OldState::Running && !it.told;
+            let exposed = it.member.at_once && machine.is_exposed_in_wait(it);
+            runs && !exposed && !machine.has_asked(it)
+        });
+    }
+
+    /// Stops what ran before of these containers.
+    pub(super) fn end_olds(&mut self, of: impl Fn(&Self, &Progress) -> bool) {
         for index in 0..self.progress.len() {
             let it = &self.progress[index];
-            let runs = it.old == OldState::Running && !it.told;
-            let exposed = it.member.at_once && self.is_exposed_in_wait(it);
-            let id = it.member.old_id().filter(|_| runs && !exposed).cloned();
-            if let Some(id) = id.filter(|id| !self.plan.has_asked(id)) {
+            if let Some(id) = it.member.old_id().filter(|_| of(self, it)).cloned() {
                 self.progress[index].told = true;
                 self.effects.push(Effect::Kill(id));
             }
         }
+    }
+
+    /// Whether it is the container that asked for the restart by its exit.
+    pub(super) fn has_asked(&self, it: &Progress) -> bool {
+        let id = it.member.old_id();
+        id.is_some_and(|id| self.plan.has_asked(id))
     }
 
     /// Removes what ran before of these containers.

@@ -162,22 +162,14 @@ impl Machine {
     /// it, and that for this. When a kill is done, the exit is seen, also that of one which has ended by itself.
     fn end_unrecorded(&mut self) {
         let waits = self.plan.shields_come_first() || self.phase != Phase::Down;
-        for index in 0..self.progress.len() {
-            let it = &self.progress[index];
-            let undone = it.member.runs_unrecorded && self.is_undone(it);
-            let Some(id) = it.member.old_id().filter(|_| undone) else {
-                continue;
-            };
+        self.end_olds(|machine, it| {
             let ends = match it.old {
                 OldState::Held => true,
-                OldState::Running => waits || self.plan.has_asked(id),
+                OldState::Running => waits || machine.has_asked(it),
                 OldState::Exited | OldState::Gone => false,
             };
-            if ends {
-                self.effects.push(Effect::Kill(id.clone()));
-                self.progress[index].told = true;
-            }
-        }
+            ends && it.member.runs_unrecorded && machine.is_undone(it)
+        });
     }
 
     /// Returns whether it has got on.
